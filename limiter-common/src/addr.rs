@@ -1,0 +1,131 @@
+//! Source addresses as keys: full, in network order, cut to a prefix, never folded or hashed into less.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An IPv4 source, cut to the configured prefix. Map key: four bytes in network order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SrcKeyV4 {
+    octets: [u8; 4],
+}
+
+/// An IPv6 source, cut to the configured prefix. Map key: sixteen bytes in network order, so that any prefix length
+/// up to /128 is a key without collisions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SrcKeyV6 {
+    octets: [u8; 16],
+}
+
+const _: () = assert!(size_of::<SrcKeyV4>() == 4 && align_of::<SrcKeyV4>() == 1);
+const _: () = assert!(size_of::<SrcKeyV6>() == 16 && align_of::<SrcKeyV6>() == 1);
+
+/// Bits that a source key keeps: the prefix length as a mask, in network order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrcMaskV4(pub [u8; 4]);
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrcMaskV6(pub [u8; 16]);
+
+impl SrcMaskV4 {
+    /// `prefix_len` above 32 counts as 32.
+    pub const fn new(prefix_len: u8) -> Self {
+        let len = if prefix_len > 32 { 32 } else { prefix_len };
+        Self(if len == 0 { [0; 4] } else { (u32::MAX << (32 - len)).to_be_bytes() })
+    }
+}
+
+impl SrcMaskV6 {
+    /// `prefix_len` above 128 counts as 128.
+    pub const fn new(prefix_len: u8) -> Self {
+        let len = if prefix_len > 128 { 128 } else { prefix_len };
+        Self(if len == 0 { [0; 16] } else { (u128::MAX << (128 - len)).to_be_bytes() })
+    }
+}
+
+impl SrcKeyV4 {
+    #[inline(always)]
+    pub const fn new(address: [u8; 4], mask: SrcMaskV4) -> Self {
+        let bits = u32::from_ne_bytes(address) & u32::from_ne_bytes(mask.0);
+        Self { octets: bits.to_ne_bytes() }
+    }
+
+    pub const fn octets(&self) -> [u8; 4] {
+        self.octets
+    }
+}
+
+impl SrcKeyV6 {
+    #[inline(always)]
+    pub const fn new(address: [u8; 16], mask: SrcMaskV6) -> Self {
+        let bits = u128::from_ne_bytes(address) & u128::from_ne_bytes(mask.0);
+        Self { octets: bits.to_ne_bytes() }
+    }
+
+    pub const fn octets(&self) -> [u8; 16] {
+        self.octets
+    }
+}
+
+impl From<SrcKeyV4> for Ipv4Addr {
+    fn from(key: SrcKeyV4) -> Self {
+        key.octets.into()
+    }
+}
+
+impl From<SrcKeyV6> for Ipv6Addr {
+    fn from(key: SrcKeyV6) -> Self {
+        key.octets.into()
+    }
+}
+
+/// How far source addresses are cut: the default is /32 and /64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrcPrefixes {
+    pub ipv4: u8,
+    pub ipv6: u8,
+}
+
+impl Default for SrcPrefixes {
+    fn default() -> Self {
+        Self { ipv4: 32, ipv6: 64 }
+    }
+}
+
+impl SrcPrefixes {
+    /// The address that stands for its whole prefix. IPv4-mapped IPv6 is IPv4.
+    pub fn cut(&self, address: IpAddr) -> IpAddr {
+        match address.to_canonical() {
+            IpAddr::V4(v4) => IpAddr::V4(SrcKeyV4::new(v4.octets(), SrcMaskV4::new(self.ipv4)).into()),
+            IpAddr::V6(v6) => IpAddr::V6(SrcKeyV6::new(v6.octets(), SrcMaskV6::new(self.ipv6)).into()),
+        }
+    }
+
+    /// Length of the prefix that [`Self::cut`] keeps of this address.
+    pub fn len_of(&self, address: IpAddr) -> u8 {
+        if address.to_canonical().is_ipv4() { self.ipv4 } else { self.ipv6 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_to_the_prefix_and_unmaps() {
+        let prefixes = |ipv4, ipv6| SrcPrefixes { ipv4, ipv6 };
+        for (prefixes, address, cut) in [
+            (prefixes(32, 64), "192.0.2.77", "192.0.2.77"),
+            (prefixes(24, 64), "192.0.2.77", "192.0.2.0"),
+            (prefixes(0, 0), "192.0.2.77", "0.0.0.0"),
+            (prefixes(32, 64), "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+            (prefixes(32, 48), "2001:db8:1:2:3:4:5:6", "2001:db8:1::"),
+            (prefixes(32, 128), "2001:db8:1:2:3:4:5:6", "2001:db8:1:2:3:4:5:6"),
+            (prefixes(32, 64), "::ffff:192.0.2.77", "192.0.2.77"),
+        ] {
+            assert_eq!(prefixes.cut(address.parse().unwrap()), cut.parse::<IpAddr>().unwrap(), "{address}");
+        }
+    }
+}

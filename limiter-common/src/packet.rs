@@ -1,0 +1,296 @@
+//! The packet parser: one function for the XDP program, tests and fuzzing.
+//!
+//! Reads Ethernet, up to two VLAN tags, IPv4 with options, IPv6 with up to eight extension headers, and of TCP and UDP
+//! what rules need. L4 fields are never read from a fragment that is not the first, nor from beyond the end that the
+//! IP header states (Ethernet pads short frames).
+
+/// How a parser sees a frame.
+pub trait PacketRead {
+    /// `N` bytes at `offset`, or `None` when the frame, or the part of it that can be read, ends before.
+    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+
+    /// Whether the whole frame, with all its buffers, has at least `len` bytes.
+    fn has(&self, len: usize) -> bool;
+}
+
+impl PacketRead for [u8] {
+    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.get(offset..offset.checked_add(N)?)?.try_into().ok()
+    }
+
+    fn has(&self, len: usize) -> bool {
+        self.len() >= len
+    }
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Parsed {
+    NotIp,
+    /// ARP, IPv6 neighbour discovery (RFC 4861) and MLD (RFC 2710, RFC 3810): links stop working without them.
+    Control,
+    /// Truncated or contradictory.
+    Malformed,
+    Ip(IpPacket),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpPacket {
+    pub source: Source,
+    pub transport: Transport,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    V4([u8; 4]),
+    V6([u8; 16]),
+}
+
+/// What follows the IP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    Tcp {
+        destination_port: u16,
+        /// SYN without ACK.
+        opens_connection: bool,
+    },
+    Udp {
+        destination_port: u16,
+    },
+    /// TCP or UDP may be inside, but the port is not in this packet: a fragment.
+    Unreadable,
+    /// Anything else.
+    Other,
+}
+
+const ETH_LEN: usize = 14;
+const VLAN_LEN: usize = 4;
+const ETH_IPV4: u16 = 0x0800;
+const ETH_ARP: u16 = 0x0806;
+const ETH_IPV6: u16 = 0x86dd;
+/// IEEE 802.1Q, 802.1ad, and the older double-tagging type.
+const ETH_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+const MAX_VLAN_TAGS: usize = 2;
+
+const IPV4_MIN_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+/// RFC 8200 names six kinds, one of which may come twice.
+pub const MAX_EXTENSION_HEADERS: usize = 8;
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const ICMPV6: u8 = 58;
+const DESTINATION: u8 = 60;
+const MOBILITY: u8 = 135;
+const HOST_IDENTITY: u8 = 139;
+const SHIM6: u8 = 140;
+
+const TCP_MIN_LEN: usize = 20;
+const UDP_LEN: usize = 8;
+const TCP_SYN: u8 = 0x02;
+const TCP_ACK: u8 = 0x10;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fragment {
+    Whole,
+    First,
+    Later,
+}
+
+/// Parses a frame that begins with its Ethernet header.
+#[inline(always)]
+pub fn parse<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
+    let Some(ether_type) = frame.read::<2>(ETH_LEN - 2) else { return Parsed::Malformed };
+    let mut ether_type = u16::from_be_bytes(ether_type);
+    let mut offset = ETH_LEN;
+    for _ in 0..MAX_VLAN_TAGS {
+        if ether_type != ETH_VLAN[0] && ether_type != ETH_VLAN[1] && ether_type != ETH_VLAN[2] {
+            break;
+        }
+        let Some(inner) = frame.read::<2>(offset + 2) else { return Parsed::Malformed };
+        ether_type = u16::from_be_bytes(inner);
+        offset += VLAN_LEN;
+    }
+    match ether_type {
+        ETH_IPV4 => parse_ipv4(frame, offset),
+        ETH_IPV6 => parse_ipv6(frame, offset),
+        ETH_ARP => Parsed::Control,
+        _ => Parsed::NotIp,
+    }
+}
+
+#[inline(always)]
+fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
+    let Some(header) = frame.read::<IPV4_MIN_LEN>(offset) else { return Parsed::Malformed };
+    let header_len = usize::from(header[0] & 0x0f) * 4;
+    let total_len = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    if header[0] >> 4 != 4 || header_len < IPV4_MIN_LEN || total_len < header_len || !frame.has(offset + total_len) {
+        return Parsed::Malformed;
+    }
+    let source = Source::V4([header[12], header[13], header[14], header[15]]);
+    let flags_and_offset = u16::from_be_bytes([header[6], header[7]]);
+    let fragment = match (flags_and_offset & 0x1fff, flags_and_offset & 0x2000) {
+        (0, 0) => Fragment::Whole,
+        (0, _) => Fragment::First,
+        _ => Fragment::Later,
+    };
+    transport(frame, source, header[9], fragment, offset + header_len, total_len - header_len)
+}
+
+#[inline(always)]
+fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
+    let Some(header) = frame.read::<8>(offset) else { return Parsed::Malformed };
+    let Some(address) = frame.read::<16>(offset + 8) else { return Parsed::Malformed };
+    let payload_len = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    if header[0] >> 4 != 6 || !frame.has(offset + IPV6_LEN + payload_len) {
+        return Parsed::Malformed;
+    }
+    let source = Source::V6(address);
+    let hop_limit = header[7];
+    let mut next = header[6];
+    let mut fragment = Fragment::Whole;
+    // Bytes of the payload that extension headers have taken.
+    let mut taken = 0;
+    for _ in 0..=MAX_EXTENSION_HEADERS {
+        let is_extension = matches!(
+            next,
+            HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION | MOBILITY | HOST_IDENTITY | SHIM6
+        );
+        if !is_extension {
+            let at = offset + IPV6_LEN + taken;
+            // RFC 6980 forbids fragments here.
+            if next == ICMPV6 && fragment == Fragment::Whole {
+                return icmpv6(frame, source, hop_limit, at, payload_len - taken);
+            }
+            return transport(frame, source, next, fragment, at, payload_len - taken);
+        }
+        if fragment == Fragment::Later {
+            // The rest of the chain is in the first fragment.
+            return Parsed::Ip(IpPacket { source, transport: Transport::Unreadable });
+        }
+        let Some(extension) = frame.read::<4>(offset + IPV6_LEN + taken) else { return Parsed::Malformed };
+        taken += match next {
+            FRAGMENT => 8,
+            AUTHENTICATION => (usize::from(extension[1]) + 2) * 4,
+            _ => (usize::from(extension[1]) + 1) * 8,
+        };
+        if taken > payload_len {
+            // In a first fragment the chain may go on in the next one; RFC 7112 lets a receiver drop that.
+            return Parsed::Malformed;
+        }
+        if next == FRAGMENT {
+            let offset_and_flags = u16::from_be_bytes([extension[2], extension[3]]);
+            fragment = match (offset_and_flags & 0xfff8, offset_and_flags & 1) {
+                (0, 0) => fragment,
+                (0, _) => Fragment::First,
+                _ => Fragment::Later,
+            };
+        }
+        next = extension[0];
+    }
+    Parsed::Malformed
+}
+
+#[inline(always)]
+fn icmpv6<P: PacketRead + ?Sized>(frame: &P, source: Source, hop_limit: u8, offset: usize, len: usize) -> Parsed {
+    if len < 4 {
+        return Parsed::Malformed;
+    }
+    let Some([kind]) = frame.read::<1>(offset) else { return Parsed::Malformed };
+    match kind {
+        // MLD, and multicast router discovery (RFC 4286).
+        130..=132 | 143 | 151..=153 => Parsed::Control,
+        // Neighbour discovery counts only from this link, which a hop limit of 255 proves (RFC 4861, section 3.1).
+        133..=137 | 141 | 142 | 148 | 149 if hop_limit == 255 => Parsed::Control,
+        _ => Parsed::Ip(IpPacket { source, transport: Transport::Other }),
+    }
+}
+
+/// `len` is how many bytes the IP header says follow `offset`.
+#[inline(always)]
+fn transport<P: PacketRead + ?Sized>(
+    frame: &P,
+    source: Source,
+    protocol: u8,
+    fragment: Fragment,
+    offset: usize,
+    len: usize,
+) -> Parsed {
+    let min_len = match protocol {
+        TCP => TCP_MIN_LEN,
+        UDP => UDP_LEN,
+        _ => return Parsed::Ip(IpPacket { source, transport: Transport::Other }),
+    };
+    if fragment == Fragment::Later || (fragment == Fragment::First && len < min_len) {
+        return Parsed::Ip(IpPacket { source, transport: Transport::Unreadable });
+    }
+    if len < min_len {
+        return Parsed::Malformed;
+    }
+    let Some(header) = frame.read::<4>(offset) else { return Parsed::Malformed };
+    let destination_port = u16::from_be_bytes([header[2], header[3]]);
+    if protocol == UDP {
+        return Parsed::Ip(IpPacket { source, transport: Transport::Udp { destination_port } });
+    }
+    let Some([flags]) = frame.read::<1>(offset + 13) else { return Parsed::Malformed };
+    let opens_connection = flags & (TCP_SYN | TCP_ACK) == TCP_SYN;
+    Parsed::Ip(IpPacket { source, transport: Transport::Tcp { destination_port, opens_connection } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    fn ipv4(protocol: u8, flags_and_offset: u16, payload: &[u8]) -> Vec<u8> {
+        let mut frame = std::vec![0; 12];
+        frame.extend(ETH_IPV4.to_be_bytes());
+        let total = u16::try_from(20 + payload.len()).unwrap().to_be_bytes();
+        let fragment = flags_and_offset.to_be_bytes();
+        frame.extend([0x45, 0, total[0], total[1], 0, 0, fragment[0], fragment[1], 64, protocol, 0, 0]);
+        frame.extend([192, 0, 2, 1, 198, 51, 100, 1]);
+        frame.extend(payload);
+        frame
+    }
+
+    #[test]
+    fn ports_are_not_read_from_padding_or_later_fragments() {
+        let udp = [0x30, 0x39, 0x01, 0xbb, 0, 8, 0, 0];
+        let port = Transport::Udp { destination_port: 443 };
+        let cases: [(Vec<u8>, Option<Transport>); 5] = [
+            (ipv4(UDP, 0, &udp), Some(port)),
+            (ipv4(UDP, 0x2000, &udp), Some(port)),
+            (ipv4(UDP, 0x2000, &udp[..4]), Some(Transport::Unreadable)),
+            (ipv4(UDP, 185, &udp), Some(Transport::Unreadable)),
+            ([ipv4(UDP, 0, &udp[..4]), std::vec![0; 30]].concat(), None),
+        ];
+        for (frame, transport) in cases {
+            let expected = match transport {
+                Some(transport) => Parsed::Ip(IpPacket { source: Source::V4([192, 0, 2, 1]), transport }),
+                None => Parsed::Malformed,
+            };
+            assert_eq!(parse(frame.as_slice()), expected, "{frame:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_have_an_answer(
+            tail in prop::collection::vec(any::<u8>(), 0..200),
+            ether_type in prop::sample::select(std::vec![ETH_IPV4, ETH_IPV6, ETH_ARP, 0x8100, 0x88a8, 0x9100, 0]),
+        ) {
+            let mut frame = std::vec![0u8; 12];
+            frame.extend(ether_type.to_be_bytes());
+            frame.extend(tail);
+            for len in 0..frame.len() {
+                let _: Parsed = parse(&frame[..len]);
+            }
+        }
+    }
+}

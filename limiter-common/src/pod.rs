@@ -1,0 +1,24 @@
+//! Every `unsafe impl Pod`. JUSTIFICATION: aya copies map keys and values as bytes, and the trait is how it is told
+//! that a type allows this.
+
+use aya::Pod;
+
+use crate::{
+    acl::AclEntry,
+    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
+    budget::Budget,
+    rule::{Bucket, PacketRule},
+    stats::{Counter, RuleName},
+};
+
+macro_rules! pod {
+    ($($ty:ty),* $(,)?) => {
+        $(
+            // SAFETY: `repr(C)` with integer and byte-array fields only, so every bit pattern is valid, and without
+            // padding, which the type's own module asserts.
+            unsafe impl Pod for $ty {}
+        )*
+    };
+}
+
+pod!(AclEntry, Budget, Bucket, Counter, PacketRule, RuleName, SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6);

@@ -1,0 +1,93 @@
+//! The maps that the XDP program and the agent share, as one table. `cargo xtask schema --check` holds it against
+//! `tests/golden/map_schema.txt`; the loader holds pinned maps against it.
+
+use crate::{
+    acl::AclEntry,
+    addr::{SrcKeyV4, SrcKeyV6},
+    budget::Budget,
+    rule::{Bucket, PacketRule},
+    stats::{Counter, RULE_SLOTS, RuleName, STATS_ENTRIES},
+};
+
+/// Version of everything below. Pins live in `<pin_dir>/v<SCHEMA_VERSION>`.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Most allow prefixes, and most deny prefixes, of one family.
+pub const MAX_ACL_PREFIXES: u32 = 131_072;
+/// Most prefixes of packet rules of one family.
+pub const MAX_RULE_PREFIXES: u32 = 16_384;
+/// Most pushed budgets of one family at one time: 7 MB.
+pub const MAX_BUDGETS: u32 = 65_536;
+/// Default of `xdp.max_sources`: buckets of each family, about 130 MB when both are in use.
+pub const DEFAULT_MAX_SOURCES: u32 = 524_288;
+/// Buckets that new sources share when too many are new: fixed, 0.4 MB.
+pub const AGGREGATES: u32 = 16_384;
+/// Words of the protected-port bitmap: 65,536 bits for TCP, then as many for UDP.
+pub const PORT_WORDS: u32 = 2 * 65_536 / 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapKind {
+    Array,
+    Hash,
+    LpmTrie,
+    LruHash,
+    PerCpuArray,
+}
+
+impl MapKind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Array => "array",
+            Self::Hash => "hash",
+            Self::LpmTrie => "lpm_trie",
+            Self::LruHash => "lru_hash",
+            Self::PerCpuArray => "percpu_array",
+        }
+    }
+}
+
+/// How long a map lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// State: pinned, taken over by every later program.
+    Shared,
+    /// Made and filled anew for each policy.
+    Policy,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct MapSpec {
+    pub name: &'static str,
+    pub kind: MapKind,
+    pub key_size: u32,
+    pub value_size: u32,
+    pub capacity: u32,
+    pub lifetime: Lifetime,
+}
+
+const fn spec<K, V>(name: &'static str, kind: MapKind, capacity: u32, lifetime: Lifetime) -> MapSpec {
+    MapSpec { name, kind, key_size: size_of::<K>() as u32, value_size: size_of::<V>() as u32, capacity, lifetime }
+}
+
+/// Key of an LPM trie: the prefix length, then the address.
+#[repr(C)]
+struct Lpm<A>(u32, A);
+
+pub const MAPS: &[MapSpec] = &[
+    spec::<Lpm<[u8; 4]>, AclEntry>("ALLOW_V4", MapKind::LpmTrie, MAX_ACL_PREFIXES, Lifetime::Policy),
+    spec::<Lpm<[u8; 16]>, AclEntry>("ALLOW_V6", MapKind::LpmTrie, MAX_ACL_PREFIXES, Lifetime::Policy),
+    spec::<Lpm<[u8; 4]>, AclEntry>("DENY_V4", MapKind::LpmTrie, MAX_ACL_PREFIXES, Lifetime::Policy),
+    spec::<Lpm<[u8; 16]>, AclEntry>("DENY_V6", MapKind::LpmTrie, MAX_ACL_PREFIXES, Lifetime::Policy),
+    spec::<Lpm<[u8; 4]>, u32>("RULES_V4", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
+    spec::<Lpm<[u8; 16]>, u32>("RULES_V6", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
+    spec::<u32, PacketRule>("RULES", MapKind::Array, MAX_RULE_PREFIXES, Lifetime::Policy),
+    spec::<u32, u64>("PORTS", MapKind::Array, PORT_WORDS, Lifetime::Policy),
+    spec::<SrcKeyV4, Budget>("BUDGETS_V4", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
+    spec::<SrcKeyV6, Budget>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
+    spec::<SrcKeyV4, Bucket>("BUCKETS_V4", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
+    spec::<SrcKeyV6, Bucket>("BUCKETS_V6", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
+    spec::<u32, Bucket>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
+    spec::<u32, u64>("CREATION", MapKind::Array, 1, Lifetime::Shared),
+    spec::<u32, Counter>("STATS", MapKind::PerCpuArray, STATS_ENTRIES, Lifetime::Shared),
+    spec::<u32, RuleName>("RULE_NAMES", MapKind::Array, RULE_SLOTS, Lifetime::Shared),
+];

@@ -1,0 +1,6 @@
+//! The agent of edge-limiter, as a library: everything but reading arguments and choosing the exit code.
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod policy;
+pub mod store;

@@ -1,0 +1,92 @@
+//! The policy as the rest of the agent uses it: checked, with every name resolved.
+//!
+//! `policy/raw.rs` reads the file, `policy/compile.rs` makes this of it, `policy/endpoints.rs` matches paths.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use ipnet::IpNet;
+use limiter_common::{quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
+
+/// A whole policy file.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Policy {
+    pub rules: Vec<Rule>,
+    /// Names of the declared plans.
+    pub plans: Vec<Arc<str>>,
+    pub packet_rules: Vec<PacketRuleSpec>,
+    pub allow: Vec<IpNet>,
+    pub deny: Vec<IpNet>,
+}
+
+/// Whose requests a rule counts together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// A client: all API keys with the same client id.
+    User,
+    /// One API key.
+    Key,
+    /// A client address, cut to the configured prefix.
+    Ip,
+    /// Everybody.
+    Global,
+}
+
+impl Scope {
+    pub const ALL: &[Self] = &[Self::User, Self::Key, Self::Ip, Self::Global];
+
+    /// The name in policy files and in the names of counters.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Key => "key",
+            Self::Ip => "ip",
+            Self::Global => "global",
+        }
+    }
+}
+
+/// "unlimited" is a word, never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    Unlimited,
+    /// Requests (or units of cost) a window, times the burst factor: the ceiling.
+    Ceiling(u64),
+}
+
+/// A request rule.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Rule {
+    pub id: Arc<str>,
+    pub scope: Scope,
+    /// Index of the endpoint group that it applies to; `None` applies to every request.
+    pub endpoint: Option<usize>,
+    pub window_us: u64,
+    pub burst_factor: BurstFactor,
+    /// Limit of clients whose plan is not in `plans`, and of requests without a plan.
+    pub limit: Limit,
+    /// Limits by plan, by index in [`Policy::plans`].
+    pub plans: BTreeMap<usize, Limit>,
+    /// Multiplies the request's own cost; at least 1.
+    pub cost: u64,
+    pub mode: EnforcementMode,
+}
+
+impl Rule {
+    pub fn limit_for(&self, plan: Option<usize>) -> Limit {
+        plan.and_then(|plan| self.plans.get(&plan)).copied().unwrap_or(self.limit)
+    }
+}
+
+/// A packet rule, before it becomes map entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PacketRuleSpec {
+    pub id: Arc<str>,
+    pub cidr: IpNet,
+    pub packets: Option<Quota>,
+    pub bytes: Option<Quota>,
+    pub new_connections: Option<Quota>,
+    pub mode: EnforcementMode,
+}

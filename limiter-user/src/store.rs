@@ -1,0 +1,93 @@
+//! Where counters live.
+//!
+//! A request is decided by one call with all its counters: either each enforced one allows and all are charged, or
+//! nobody is charged. [`memory::MemoryStore`] decides requests; [`redis`] shares its counts with other nodes in the
+//! background, and decides alone only where a rule wants that.
+
+use std::{future::Future, net::IpAddr, sync::Arc};
+
+use limiter_common::{
+    sliding_window::{Outcome, Window},
+    time::UnixMicros,
+};
+
+use crate::policy::Scope;
+
+/// Whose counter it is. Never an API key itself: only its keyed hash.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Identity {
+    User(Arc<str>),
+    Key(ApiKeyId),
+    /// Cut to the configured prefix.
+    Ip(IpAddr),
+    Global,
+}
+
+impl Identity {
+    pub const fn scope(&self) -> Scope {
+        match self {
+            Self::User(_) => Scope::User,
+            Self::Key(_) => Scope::Key,
+            Self::Ip(_) => Scope::Ip,
+            Self::Global => Scope::Global,
+        }
+    }
+}
+
+/// Keyed hash of an API key: what logs, counters and Redis see of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ApiKeyId(pub [u8; 16]);
+
+/// One counter: a rule and an identity. Cloning costs two reference counts at most.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CounterKey {
+    pub identity: Identity,
+    pub rule: Arc<str>,
+}
+
+/// One counter that a request touches.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    pub key: CounterKey,
+    pub window: Window,
+    /// 0 is a peek: decided as the smallest request would be (cost 1), and never charged.
+    pub cost: u64,
+    /// A shadow cell is charged like an enforced one when it allows and the request as a whole passes; its denial
+    /// changes nothing.
+    pub enforced: bool,
+}
+
+/// What one counter says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellOutcome {
+    pub outcome: Outcome,
+    /// After the decision.
+    pub remaining: u64,
+    pub reset_us: u64,
+}
+
+/// Which clock a decision is made by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// The store's own.
+    StoreClock,
+    Given(UnixMicros),
+}
+
+/// Why a store could not answer. The three differ in what a failure policy does.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    #[error("{operation}: no answer from {store} within {after_ms} ms")]
+    Timeout { operation: &'static str, store: String, after_ms: u64 },
+    #[error("{operation}: {store} is unavailable: {reason}")]
+    Unavailable { operation: &'static str, store: String, reason: String },
+    #[error("{operation}: {store} answered what cannot be understood: {reason}")]
+    BadReply { operation: &'static str, store: String, reason: String },
+}
+
+/// Decides requests over counters. One test suite runs over every implementation.
+pub trait Store: Send + Sync {
+    /// Decides all cells at once, and charges all of them or none; outcomes are in the order of `cells`.
+    fn check(&self, at: At, cells: &[Cell]) -> impl Future<Output = Result<Vec<CellOutcome>, StoreError>> + Send;
+}

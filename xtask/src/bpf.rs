@@ -1,0 +1,82 @@
+//! Building the XDP program. Which compiler and linker do it is decided here and in the two files below, and nowhere else.
+
+mod compiler;
+pub(crate) mod linker;
+pub(crate) mod toolchain;
+
+use std::{env, ffi::OsString, fs, process::Command};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{bpf::toolchain::BpfToolchain, process, workspace::Workspace};
+
+const PACKAGE: &str = "limiter-ebpf";
+const TARGET: &str = "bpfel-unknown-none";
+
+/// Builds the XDP object and puts it at `Workspace::bpf_object`.
+pub(crate) fn build(workspace: &Workspace) -> Result<()> {
+    let toolchain = toolchain::find()?;
+    let operation = format!("build the XDP program with {toolchain}");
+    process::run(cargo(workspace, &toolchain, "build")?.args(["--bin", PACKAGE]), &operation)?;
+    keep_object(workspace)
+}
+
+/// The same build with every warning of the XDP crate an error: with clippy where the toolchain has it (Debian's has not).
+pub(crate) fn lint(workspace: &Workspace) -> Result<()> {
+    let toolchain = toolchain::find()?;
+    let operation = format!("check the XDP program with {toolchain}");
+    let mut command = if toolchain.has_clippy() {
+        cargo(workspace, &toolchain, "clippy")?
+    } else {
+        // `cargo rustc` gives the flag to the last crate only. In RUSTFLAGS it would rebuild `core` each time
+        // lint and build take turns.
+        cargo(workspace, &toolchain, "rustc")?
+    };
+    process::run(command.args(["--bin", PACKAGE, "--", "-Dwarnings"]), &operation)
+}
+
+fn cargo(workspace: &Workspace, toolchain: &BpfToolchain, subcommand: &str) -> Result<Command> {
+    let mut command = toolchain.cargo();
+    command
+        .current_dir(workspace.root())
+        .arg(subcommand)
+        .args(["--release", "--package", PACKAGE, "--target", TARGET, "-Zbuild-std=core"])
+        // Its own target folder, so that it never waits for the lock of a host build, nor makes one wait.
+        .arg("--target-dir")
+        .arg(workspace.target().join("bpf"))
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(toolchain, env::consts::ARCH)?)
+        // bpf-linker does the link-time optimisation.
+        .env("CARGO_PROFILE_RELEASE_LTO", "off");
+    Ok(command)
+}
+
+/// Encoded, and not RUSTFLAGS, since a path may hold spaces.
+fn rustflags(toolchain: &BpfToolchain, host_arch: &str) -> Result<OsString> {
+    if !matches!(host_arch, "x86_64" | "aarch64") {
+        bail!("build the XDP program: this host is {host_arch}; x86_64 and aarch64 are supported");
+    }
+    let mut linker = OsString::from("-Clinker=");
+    linker.push(toolchain.linker());
+    let flags = [
+        "--cfg".into(),
+        format!("bpf_target_arch=\"{host_arch}\"").into(),
+        linker,
+        // BTF is made from full debug information, that of dependencies included.
+        "-Cdebuginfo=2".into(),
+        "-Clink-arg=--btf".into(),
+        // v3 has the compare-and-swap that the buckets need; kernel 5.12 and later run it.
+        "-Ctarget-cpu=v3".into(),
+    ];
+    Ok(flags.join(&OsString::from("\x1f")))
+}
+
+fn keep_object(workspace: &Workspace) -> Result<()> {
+    let built = workspace.target().join("bpf").join(TARGET).join("release").join(PACKAGE);
+    let kept = workspace.bpf_object();
+    let object = fs::read(&built).with_context(|| format!("read the XDP object {}", built.display()))?;
+    // An unchanged file keeps its time stamp, so that the agent is not built again for nothing.
+    if fs::read(&kept).is_ok_and(|before| before == object) {
+        return Ok(());
+    }
+    fs::write(&kept, object).with_context(|| format!("write the XDP object {}", kept.display()))
+}

@@ -1,0 +1,96 @@
+//! `cargo xtask …`: every command that a developer, CI or a packager types. One file a subcommand.
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "xtask is a command-line program; standard output is its interface")]
+
+mod bench;
+mod bpf;
+mod build;
+mod ci;
+mod lint;
+mod package;
+mod privilege;
+mod process;
+mod rules;
+mod run;
+mod schema;
+mod setup;
+mod source_text;
+mod steps;
+mod test;
+mod workspace;
+
+use std::{ffi::OsString, path::PathBuf};
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Commands for building, testing and packaging edge-limiter.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Find what building and testing need, install what is missing, say what was done
+    Setup,
+    /// Build target/release/limiter with the XDP object inside
+    Build,
+    /// Show the limiter at work in network namespaces of its own, or run a configuration on this host (root)
+    Run {
+        /// Run the agent with this configuration instead of the demonstration
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Passed on to the demonstration, or to the agent
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Build everything and run all tests, those with network namespaces and real programs included (root)
+    Test {
+        /// Passed on to the test runner, for instance a filter
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Run a benchmark of tests/benches; it prints a table and writes target/bench/NAME.json
+    Bench {
+        /// Name of the benchmark; without one, the benchmarks are listed
+        name: Option<String>,
+        /// Passed on to the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Check format, clippy, the map schema and the repository rules
+    Lint,
+    /// Run the whole gate: lint, docs, licences and sources of dependencies, tests (root)
+    Ci {
+        /// Also ask the advisory database about the dependencies (needs network)
+        #[arg(long)]
+        advisories: bool,
+    },
+    /// Hold the map schema of limiter-common against tests/golden/map_schema.txt
+    Schema {
+        #[command(flatten)]
+        action: schema::Action,
+    },
+    /// Build target/package/edge-limiter-VERSION-ARCH.tar.gz
+    Package,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let workspace = Workspace::find()?;
+    match arguments.command {
+        Command::Setup => setup::run(),
+        Command::Build => build::run(&workspace),
+        Command::Run { config, arguments } => run::run(&workspace, config.as_deref(), &arguments),
+        Command::Test { arguments } => test::run(&workspace, &arguments),
+        Command::Bench { name, arguments } => bench::run(&workspace, name.as_deref(), &arguments),
+        Command::Lint => lint::run(&workspace),
+        Command::Ci { advisories } => ci::run(&workspace, advisories),
+        Command::Schema { action } => schema::run(&workspace, &action),
+        Command::Package => package::run(&workspace),
+    }
+}
