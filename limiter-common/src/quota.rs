@@ -37,7 +37,9 @@ impl fmt::Display for QuotaError {
             Self::ZeroRate => "rate is 0: use \"unlimited\" or remove the entry",
             Self::ZeroBurst => "burst is 0, so nothing could ever pass: use at least 1",
             Self::TooFast => "rate is above 100000000000 a second: use \"unlimited\"",
-            Self::TooSlow => "an exhausted bucket would take more than 30 days to fill: lower the burst or raise the rate",
+            Self::TooSlow => {
+                "an exhausted bucket would take more than 30 days to fill: lower the burst or raise the rate"
+            }
         })
     }
 }

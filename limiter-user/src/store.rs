@@ -50,7 +50,7 @@ pub struct CounterKey {
 pub struct Cell {
     pub key: CounterKey,
     pub window: Window,
-    /// 0 is a peek: decided as the smallest request would be (cost 1), and never charged.
+    /// At least 1.
     pub cost: u64,
     /// A shadow cell is charged like an enforced one when it allows and the request as a whole passes; its denial
     /// changes nothing.
@@ -64,6 +64,14 @@ pub struct CellOutcome {
     /// After the decision.
     pub remaining: u64,
     pub reset_us: u64,
+}
+
+/// Whether an allowed request is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charge {
+    Commit,
+    /// Decides and writes nothing.
+    Peek,
 }
 
 /// Which clock a decision is made by.
@@ -89,5 +97,10 @@ pub enum StoreError {
 /// Decides requests over counters. One test suite runs over every implementation.
 pub trait Store: Send + Sync {
     /// Decides all cells at once, and charges all of them or none; outcomes are in the order of `cells`.
-    fn check(&self, at: At, cells: &[Cell]) -> impl Future<Output = Result<Vec<CellOutcome>, StoreError>> + Send;
+    fn check(
+        &self,
+        at: At,
+        charge: Charge,
+        cells: &[Cell],
+    ) -> impl Future<Output = Result<Vec<CellOutcome>, StoreError>> + Send;
 }
