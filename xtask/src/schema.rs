@@ -25,8 +25,9 @@ pub(crate) fn run(workspace: &Workspace, action: &Action) -> Result<()> {
 
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let path = golden_path(workspace);
-    let committed = fs::read_to_string(&path)
-        .with_context(|| format!("read the map schema {}; to make it, run: cargo xtask schema --write", path.display()))?;
+    let committed = fs::read_to_string(&path).with_context(|| {
+        format!("read the map schema {}; to make it, run: cargo xtask schema --write", path.display())
+    })?;
     match compare(&committed, &golden()) {
         Comparison::Same => Ok(()),
         Comparison::NewVersion => {

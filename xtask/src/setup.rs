@@ -23,15 +23,8 @@ pub(crate) enum Requirement {
 }
 
 impl Requirement {
-    const ALL: [Self; 7] = [
-        Self::BpfToolchain,
-        Self::Bpffs,
-        Self::RedisServer,
-        Self::Ip,
-        Self::Curl,
-        Self::Nextest,
-        Self::Deny,
-    ];
+    const ALL: [Self; 7] =
+        [Self::BpfToolchain, Self::Bpffs, Self::RedisServer, Self::Ip, Self::Curl, Self::Nextest, Self::Deny];
 
     /// What `cargo xtask test` needs.
     pub(crate) const TESTS: [Self; 6] =
@@ -119,7 +112,7 @@ fn meet_rows(rows: &[Row], audience: Audience) -> Result<()> {
         let absence = match row.item.check() {
             Ok(found) => {
                 if audience == Audience::Setup {
-                    println!("{name}: found {found}");
+                    println!("{name}: {found}");
                 }
                 continue;
             }
@@ -132,7 +125,7 @@ fn meet_rows(rows: &[Row], audience: Audience) -> Result<()> {
         println!("{name}: {absence:#}; installing");
         let failure = match row.item.install(&mut apt).and_then(|()| row.item.check()) {
             Ok(found) => {
-                println!("{name}: installed {found}");
+                println!("{name}: done, {found}");
                 continue;
             }
             Err(failure) => failure,

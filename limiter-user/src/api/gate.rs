@@ -1,0 +1,105 @@
+//! What every API does with a request: who is it, may it pass, and what of that the kernel should know.
+
+use std::{cell::RefCell, net::IpAddr, sync::Arc};
+
+use arc_swap::ArcSwap;
+use axum::http::{HeaderMap, HeaderName, header};
+
+use super::serve::Peer;
+use crate::{
+    clock::Stopwatch,
+    identity::{
+        client_address::{self, TrustedProxies},
+        keys::{KeyLookup, KeyStore},
+    },
+    limiter::{Caller, Decision, Limiter, Request, Subject},
+    metrics::Metrics,
+    policy::endpoints::Scratch,
+    push::Pusher,
+};
+
+const X_FORWARDED_FOR: &str = "x-forwarded-for";
+const X_REAL_IP: &str = "x-real-ip";
+
+/// Identity, decision and push, for every API alike.
+#[derive(Debug)]
+pub struct Gate {
+    limiter: Limiter,
+    /// `None` when requests are not identified by API keys.
+    keys: Option<ArcSwap<KeyStore>>,
+    api_key_header: HeaderName,
+    proxies: TrustedProxies,
+    pusher: Pusher,
+    metrics: Arc<Metrics>,
+}
+
+thread_local! {
+    /// Room for a normalised path, one a thread, so that a check allocates nothing.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Gate {
+    pub fn new(
+        limiter: Limiter,
+        keys: Option<KeyStore>,
+        api_key_header: HeaderName,
+        proxies: TrustedProxies,
+        pusher: Pusher,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { limiter, keys: keys.map(ArcSwap::from_pointee), api_key_header, proxies, pusher, metrics }
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Makes a changed key file effective.
+    pub fn replace_keys(&self, keys: KeyStore) {
+        if let Some(active) = &self.keys {
+            active.store(Arc::new(keys));
+        }
+    }
+
+    pub fn decide(&self, request: &Request<'_>) -> Decision {
+        let stopwatch = Stopwatch::start();
+        let decision = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
+        self.metrics.observe_check(stopwatch.elapsed().as_secs_f64());
+        if decision.answer.is_none() {
+            self.metrics.decided_without_rule(decision.kind);
+        }
+        if let (Some(denial), Some(client)) = (&decision.address_denial, request.subject.address) {
+            self.pusher.denied(client, denial);
+        }
+        decision
+    }
+
+    pub fn subject_of_headers(&self, headers: &HeaderMap, peer: Peer) -> Subject {
+        let caller = self.api_key(headers).map_or(Caller::Anonymous, |api_key| self.caller_of_key(api_key));
+        let forwarded = headers.get_all(X_FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+        let real_ip = headers.get(X_REAL_IP).and_then(|value| value.to_str().ok());
+        Subject { caller, address: client_address::resolve(peer.0, forwarded, real_ip, &self.proxies) }
+    }
+
+    fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
+        self.keys.as_ref()?;
+        let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        text(&self.api_key_header).or_else(|| {
+            let (scheme, credentials) = text(&header::AUTHORIZATION)?.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| credentials.trim())
+        })
+    }
+
+    pub fn caller_of_key(&self, api_key: &str) -> Caller {
+        let Some(keys) = &self.keys else { return Caller::Unauthenticated };
+        match keys.load().lookup(api_key) {
+            KeyLookup::Known { id, client, plan } => Caller::Key { id, client, plan },
+            KeyLookup::Disabled(_) | KeyLookup::Unknown => Caller::Unauthenticated,
+        }
+    }
+
+    /// Whether packets of this address may come from other clients than itself.
+    pub fn is_proxy(&self, address: IpAddr) -> bool {
+        self.proxies.contains(address)
+    }
+}
