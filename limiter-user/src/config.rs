@@ -21,14 +21,14 @@ use std::{
 use ipnet::IpNet;
 use limiter_common::{addr::SrcPrefixes, schema::DEFAULT_MAX_SOURCES};
 
+pub(crate) use self::document::{Context, LATER, Place, Table, Value, nearest, raw_table};
+use self::raw::{RawApi, RawConfig, RawIdentity, RawNode, RawPolicySource, RawPush, RawRedis, RawStore, RawXdp};
 pub use self::{
     document::Environment,
     error::{ConfigError, ConfigErrors, Origin},
     redis_url::{RedisAddress, RedisUrl},
     secret::Secret,
 };
-pub(crate) use self::document::{Context, LATER, Place, Table, Value, nearest, raw_table};
-use self::raw::{RawApi, RawConfig, RawIdentity, RawNode, RawPolicySource, RawPush, RawRedis, RawStore, RawXdp};
 
 /// Where `--config` points unless it is given.
 pub const DEFAULT_PATH: &str = "/etc/limiter/limiter.toml";
@@ -415,7 +415,9 @@ fn listen(text: &str) -> Result<Listen, String> {
             Err(format!("the path of a Unix socket has at most {MAX_SOCKET_PATH} bytes"))
         }
         Some(path) => Ok(Listen::Unix(path.into())),
-        None => text.parse().map(Listen::Tcp).map_err(|_: std::net::AddrParseError| format!("\"{text}\" is not {LISTEN}")),
+        None => {
+            text.parse().map(Listen::Tcp).map_err(|_: std::net::AddrParseError| format!("\"{text}\" is not {LISTEN}"))
+        }
     }
 }
 
@@ -439,11 +441,10 @@ fn store(raw: &RawStore<'_>, folder: &Path) -> StoreConfig {
 }
 
 fn redis(raw: &RawRedis<'_>, folder: &Path, needed: bool) -> Option<RedisConfig> {
-    if let Some(mode) = &raw.mode {
-        match mode.as_str() {
-            Some("sentinel" | "cluster") => mode.error(LATER),
-            Some(_) | None => drop(mode.one_of(&[("standalone", ())])),
-        }
+    if let Some(mode) = &raw.mode
+        && !mode.is_later(&["sentinel", "cluster"])
+    {
+        mode.one_of(&[("standalone", ())]);
     }
     let timeout = raw.timeout.as_ref();
     let timeout = timeout.and_then(|value| duration_within(value, Duration::from_millis(1)..=Duration::from_secs(1)));
@@ -456,7 +457,10 @@ fn redis(raw: &RawRedis<'_>, folder: &Path, needed: bool) -> Option<RedisConfig>
         Some(urls) => redis_url(urls),
         None => {
             if needed {
-                raw.place.error_in("urls", "is missing, and store.kind is \"redis\": name one, as in [\"redis://127.0.0.1\"]");
+                raw.place.error_in(
+                    "urls",
+                    "is missing, and store.kind is \"redis\": name one, as in [\"redis://127.0.0.1\"]",
+                );
             }
             None
         }
@@ -500,7 +504,10 @@ fn password(file: &Value<'_>, folder: &Path) -> Option<Secret> {
 
 fn identity(raw: &RawIdentity<'_>, folder: &Path) -> IdentityConfig {
     let path = |value: &Option<Value<'_>>, default: &str| {
-        value.as_ref().and_then(|value| relative_to(folder, value, "the name of a file")).unwrap_or_else(|| default.into())
+        value
+            .as_ref()
+            .and_then(|value| relative_to(folder, value, "the name of a file"))
+            .unwrap_or_else(|| default.into())
     };
     let proxies = raw.trusted_proxies.as_ref().and_then(Value::list).unwrap_or_default();
     let prefix_len = |value: &Option<Value<'_>>, bounds, default| {
@@ -535,9 +542,10 @@ fn identity_order(value: &Value<'_>) -> Option<Vec<IdentityKind>> {
     }
     let mut order = Vec::new();
     for element in elements {
-        if let Some("jwt" | "session" | "session_cookie" | "ip_user_agent") = element.as_str() {
-            element.error(LATER);
-        } else if let Some(kind) = element.one_of(&[("api_key", IdentityKind::ApiKey), ("ip", IdentityKind::Ip)]) {
+        if element.is_later(&["jwt", "session", "session_cookie", "ip_user_agent"]) {
+            continue;
+        }
+        if let Some(kind) = element.one_of(&[("api_key", IdentityKind::ApiKey), ("ip", IdentityKind::Ip)]) {
             if order.contains(&kind) {
                 element.error("is named twice");
             }

@@ -94,14 +94,6 @@ impl Context {
         self.errors.borrow_mut().push(ConfigError { origin, key, message, no_permission: false });
     }
 
-    pub(crate) fn push_all(&self, errors: ConfigErrors) {
-        self.errors.borrow_mut().extend(errors);
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Reports variables that name a table and no field of it.
     pub(crate) fn finish_environment(&self, tables: &[&str]) {
         for name in self.environment.take().into_keys() {
@@ -236,7 +228,8 @@ impl<'d> Table<'d> {
         let is_table = self.fields.and_then(|fields| fields.get(field)).is_some_and(|value| value.get_ref().is_table());
         if is_table {
             self.known.push(field);
-            let at = self.fields.and_then(|fields| fields.get_key_value(field)).map_or(0, |(name, _)| name.span().start);
+            let at =
+                self.fields.and_then(|fields| fields.get_key_value(field)).map_or(0, |(name, _)| name.span().start);
             self.place_of(field, at).error(LATER);
         } else if let Some(value) = self.take(field) {
             value.place.error(LATER);
@@ -352,10 +345,6 @@ impl<'d> Value<'d> {
         }
     }
 
-    pub(crate) fn is_list(&self) -> bool {
-        matches!(self.kind, Kind::Toml(DeValue::Array(_)))
-    }
-
     pub(crate) fn is_integer(&self) -> bool {
         matches!(self.kind, Kind::Toml(DeValue::Integer(_)))
     }
@@ -383,6 +372,15 @@ impl<'d> Value<'d> {
             self.error(format_args!("\"{text}\" is not one of {}", words.join(", ")));
         }
         found
+    }
+
+    /// Whether it is a word that later versions have, which is a mistake.
+    pub(crate) fn is_later(&self, words: &[&str]) -> bool {
+        let text = self.as_str().filter(|text| words.contains(text));
+        if let Some(text) = text {
+            self.error(format_args!("\"{text}\" {LATER}"));
+        }
+        text.is_some()
     }
 
     pub(crate) fn boolean(&self) -> Option<bool> {
@@ -459,6 +457,15 @@ impl<'d> Value<'d> {
         }
     }
 
+    /// The tables of a list `[[…]]`.
+    pub(crate) fn tables(&self) -> Option<Vec<Table<'d>>> {
+        if let Kind::Toml(DeValue::Table(_)) = self.kind {
+            self.error(format_args!("there can be several: write [[{}]]", self.place.key));
+            return None;
+        }
+        Some(self.list()?.iter().filter_map(Self::table).collect())
+    }
+
     /// The fields of a table.
     pub(crate) fn table(&self) -> Option<Table<'d>> {
         match &self.kind {
@@ -484,13 +491,13 @@ macro_rules! raw_table {
         $(#[$doc])*
         #[derive(Debug)]
         pub(crate) struct $name<'d> {
-            $(pub(crate) $place: $crate::config::document::Place<'d>,)?
-            $(pub(crate) $field: Option<$crate::config::document::Value<'d>>,)*
+            $(pub(crate) $place: $crate::config::Place<'d>,)?
+            $(pub(crate) $field: Option<$crate::config::Value<'d>>,)*
             $($(pub(crate) $table: $kind<'d>,)*)?
         }
 
         impl<'d> $name<'d> {
-            pub(crate) fn read(mut table: $crate::config::document::Table<'d>) -> Self {
+            pub(crate) fn read(mut table: $crate::config::Table<'d>) -> Self {
                 let raw = Self {
                     $($place: table.place(),)?
                     $($field: table.take(stringify!($field).trim_start_matches("r#")),)*
