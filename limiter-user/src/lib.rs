@@ -2,5 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod config;
+pub mod exit;
 pub mod policy;
 pub mod store;
