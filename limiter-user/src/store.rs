@@ -1,7 +1,7 @@
 //! Where counters live.
 //!
 //! A request is decided by one call with all its counters: either each enforced one allows and all are charged, or
-//! nobody is charged. [`memory::MemoryStore`] decides requests; [`redis`] shares its counts with other nodes in the
+//! nobody is charged. [`memory::MemoryStore`] decides requests; `redis` shares its counts with other nodes in the
 //! background, and decides alone only where a rule wants that.
 
 use std::{future::Future, net::IpAddr, sync::Arc};
@@ -10,8 +10,12 @@ use limiter_common::{
     sliding_window::{Outcome, Window},
     time::UnixMicros,
 };
+use smallvec::SmallVec;
 
 use crate::policy::Scope;
+
+pub mod counter;
+pub mod memory;
 
 /// Whose counter it is. Never an API key itself: only its keyed hash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +68,14 @@ pub struct CellOutcome {
     /// After the decision.
     pub remaining: u64,
     pub reset_us: u64,
+}
+
+/// Outcomes of a request, in the order of its cells.
+pub type Outcomes = SmallVec<[CellOutcome; memory::INLINE_CELLS]>;
+
+/// Whether a request with these outcomes passes: every enforced cell allows.
+pub fn passes(cells: &[Cell], outcomes: &[CellOutcome]) -> bool {
+    cells.iter().zip(outcomes).all(|(cell, outcome)| !cell.enforced || outcome.outcome == Outcome::Allowed)
 }
 
 /// Whether an allowed request is charged.
