@@ -10,15 +10,18 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
-use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode, sliding_window::Outcome};
+use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode};
 pub use select::{Caller, Request, Subject};
 use smallvec::SmallVec;
 
 use crate::{
     clock::Clock,
     metrics::{Metrics, RuleMetrics},
-    policy::{Policy, endpoints::Scratch},
-    store::{Cell, CellOutcome, Charge, memory::MemoryStore},
+    policy::{Policy, Scratch},
+    store::{
+        Cell,
+        memory::{INLINE_CELLS, MemoryStore},
+    },
 };
 
 /// Decides requests by the active policy, from the counters in memory.
@@ -38,10 +41,13 @@ struct Active {
     metrics: Vec<RuleMetrics>,
 }
 
-/// Most requests match fewer rules than this; more are decided too, with one allocation.
-const USUAL_RULES: usize = 8;
+/// The counters that a request touches, and beside each the index of its rule. Inline as long as few rules match.
+#[derive(Default)]
+struct Touched {
+    cells: SmallVec<[Cell; INLINE_CELLS]>,
+    rules: SmallVec<[usize; INLINE_CELLS]>,
+}
 
-type Cells<'a> = SmallVec<[(usize, Cell); USUAL_RULES]>;
 
 impl std::fmt::Debug for Limiter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -87,25 +93,26 @@ impl Limiter {
     pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
         let active = self.active.load();
         let now = self.clock.now();
-        let cells = self.cells(&active, request, scratch);
-        if cells.is_empty() {
+        let touched = self.touched(&active, request, scratch);
+        if touched.cells.is_empty() {
             return Decision::without_rule(request.subject.is_unauthenticated(), now);
         }
-        let outcomes = self.counters.decide(now, request.charge, cells.iter().map(|(_, cell)| cell));
-        decision::conclude(request, now, &cells, &outcomes, &active.policy.rules, &active.metrics)
+        let outcomes = self.counters.decide(now, request.charge, &touched.cells);
+        decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics)
     }
 
-    /// The counters that a request touches, each with the index of its rule.
-    fn cells(&self, active: &Active, request: &Request<'_>, scratch: &mut Scratch) -> Cells {
+    fn touched(&self, active: &Active, request: &Request<'_>, scratch: &mut Scratch) -> Touched {
         let policy = &active.policy;
         let plan = request.subject.plan(&policy.plans);
         let endpoints = policy.endpoints.matches(request.method, request.path, scratch);
         let named = endpoints.iter().flat_map(|&endpoint| &active.by_endpoint[endpoint]);
-        active
-            .always
-            .iter()
-            .chain(named)
-            .filter_map(|&index| Some((index, select::cell(&policy.rules[index], request, plan, self.prefixes)?)))
-            .collect()
+        let mut touched = Touched::default();
+        for &index in active.always.iter().chain(named) {
+            if let Some(cell) = select::cell(&policy.rules[index], request, plan, self.prefixes) {
+                touched.cells.push(cell);
+                touched.rules.push(index);
+            }
+        }
+        touched
     }
 }

@@ -13,13 +13,22 @@ use prometheus_client::{
         family::Family,
         gauge::ConstGauge,
         histogram::Histogram,
+        info::Info,
     },
     registry::{Registry, Unit},
 };
 
-use limiter_common::{stats, verdict::Verdict};
+use limiter_common::{schema::SCHEMA_VERSION, stats, verdict::Verdict};
 
-use crate::limiter::Kind;
+use crate::{
+    dataplane::MapUsage,
+    limiter::Kind,
+    store::{
+        memory::MemoryStats,
+        redis::CallStats,
+        sync::{SyncState, SyncStats},
+    },
+};
 
 /// Labels of `limiter_checks_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -50,8 +59,26 @@ pub struct Metrics {
 #[derive(Clone, Debug)]
 pub struct RuleMetrics {
     /// By [`Kind`].
-    pub(crate) decisions: [Counter; Kind::ALL.len()],
-    pub(crate) shadow_denied: Counter,
+    decisions: [Counter; Kind::ALL.len()],
+    shadow_denied: Counter,
+}
+
+impl RuleMetrics {
+    pub fn count(&self, kind: Kind) {
+        self.decisions[kind as usize].inc();
+    }
+
+    pub fn decided(&self, kind: Kind) -> u64 {
+        self.decisions[kind as usize].get()
+    }
+
+    pub fn count_shadow_denied(&self) {
+        self.shadow_denied.inc();
+    }
+
+    pub fn shadow_denied(&self) -> u64 {
+        self.shadow_denied.get()
+    }
 }
 
 impl fmt::Debug for Metrics {
@@ -143,34 +170,14 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Counters and levels at one moment.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub struct Snapshot {
     /// Of the XDP program: packets and bytes by rule (`None` where none decided) and verdict.
     pub packets: Vec<(Option<String>, Verdict, stats::Counter)>,
     pub maps: Vec<MapUsage>,
-    pub store: Option<StoreSnapshot>,
-    pub version: &'static str,
-    pub schema: u32,
-}
-
-#[derive(Clone, Debug)]
-pub struct MapUsage {
-    pub map: &'static str,
-    /// `None` where counting would read the whole map.
-    pub entries: Option<u64>,
-    pub capacity: u64,
-}
-
-/// The Redis store, as its background worker sees it.
-#[derive(Clone, Debug, Default)]
-pub struct StoreSnapshot {
-    /// By result: `ok`, `timeout`, `unavailable`, `bad_reply`.
-    pub calls: Vec<(&'static str, u64)>,
-    pub connected: bool,
-    /// Age of the oldest count that Redis does not have yet.
-    pub lag_seconds: f64,
-    /// Counts of windows that were over before they could be shared.
-    pub late: u64,
+    pub memory: MemoryStats,
+    /// Sharing through Redis; `None` for a node alone.
+    pub shared: Option<(SyncStats, CallStats)>,
 }
 
 #[derive(Debug)]
@@ -202,36 +209,66 @@ impl<S: Source> Collector for Scraped<S> {
                 ConstCounter::new(pick(counter)).encode(family.encode_family(&labels)?)?;
             }
         }
-        let mut entries = encoder.encode_descriptor("map_entries", "Entries of a BPF map", None, MetricType::Gauge)?;
-        for usage in &snapshot.maps {
-            if let Some(count) = usage.entries {
-                ConstGauge::new(signed(count)).encode(entries.encode_family(&[("map", usage.map)])?)?;
+        let mut gauges = |name: &str, help: &str, value: fn(&MapUsage) -> u64| {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for usage in &snapshot.maps {
+                ConstGauge::new(signed(value(usage))).encode(family.encode_family(&[("map", usage.map)])?)?;
             }
-        }
-        let mut capacity =
-            encoder.encode_descriptor("map_capacity", "Most entries of a BPF map", None, MetricType::Gauge)?;
-        for usage in &snapshot.maps {
-            ConstGauge::new(signed(usage.capacity)).encode(capacity.encode_family(&[("map", usage.map)])?)?;
-        }
-        if let Some(store) = &snapshot.store {
-            let mut calls = encoder.encode_descriptor("store_calls", "Calls to Redis", None, MetricType::Counter)?;
-            for (result, count) in &store.calls {
-                ConstCounter::new(*count).encode(calls.encode_family(&[("result", *result)])?)?;
-            }
-            let help = "1 while Redis answers, 0 while decisions are from local counts alone";
-            let connected = encoder.encode_descriptor("store_connected", help, None, MetricType::Gauge)?;
-            ConstGauge::new(i64::from(store.connected)).encode(connected)?;
-            let help = "Age of the oldest count that Redis does not have yet";
-            let lag = encoder.encode_descriptor("sync_lag", help, Some(&Unit::Seconds), MetricType::Gauge)?;
-            ConstGauge::new(store.lag_seconds).encode(lag)?;
-            let help = "Counts of windows that were over before they could be shared";
-            let late = encoder.encode_descriptor("sync_late", help, None, MetricType::Counter)?;
-            ConstCounter::new(store.late).encode(late)?;
+            Ok(())
+        };
+        gauges("map_entries", "Entries of a BPF map", |usage| usage.entries)?;
+        gauges("map_capacity", "Most entries of a BPF map", |usage| usage.capacity)?;
+        encode_memory(&mut encoder, &snapshot.memory)?;
+        if let Some((sync, calls)) = &snapshot.shared {
+            encode_shared(&mut encoder, sync, calls)?;
         }
         let info = encoder.encode_descriptor("build", "Version of the agent and of its maps", None, MetricType::Info)?;
-        let labels = [("version", snapshot.version.to_owned()), ("schema", snapshot.schema.to_string())];
-        prometheus_client::metrics::info::Info::new(labels).encode(info)
+        let schema = SCHEMA_VERSION.to_string();
+        Info::new([("version", env!("CARGO_PKG_VERSION")), ("schema", &schema)]).encode(info)
     }
+}
+
+fn encode_memory(encoder: &mut DescriptorEncoder<'_>, memory: &MemoryStats) -> fmt::Result {
+    for (name, help, value) in [
+        ("counters", "Counters in memory", memory.counters),
+        ("counters_capacity", "Most counters in memory", memory.capacity),
+        ("sync_pending", "Counters that wait to be shared", memory.queued),
+    ] {
+        let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(signed(value as u64)).encode(gauge)?;
+    }
+    for (name, help, value) in [
+        ("counters_evicted", "Counters given up because memory was full", memory.evicted),
+        ("sync_late_units", "Units whose window was over before Redis had them", memory.late_units),
+    ] {
+        ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+    }
+    Ok(())
+}
+
+fn encode_shared(encoder: &mut DescriptorEncoder<'_>, sync: &SyncStats, calls: &CallStats) -> fmt::Result {
+    let mut family = encoder.encode_descriptor("store_calls", "Calls to Redis", None, MetricType::Counter)?;
+    for (result, count) in [
+        ("ok", calls.ok),
+        ("timeout", calls.timeout),
+        ("unavailable", calls.unavailable),
+        ("bad_reply", calls.bad_reply),
+    ] {
+        ConstCounter::new(count).encode(family.encode_family(&[("result", result)])?)?;
+    }
+    for (name, help, value) in [
+        ("sync_lost_counters", "Counters that Redis knew less of than it had confirmed", sync.lost_counters),
+        ("sync_refused_counters", "Counters that Redis refused or answered unintelligibly", sync.refused_counters),
+        ("sync_ahead", "Counts of windows that had not begun by Redis' clock", sync.ahead),
+    ] {
+        ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+    }
+    let help = "1 while Redis answers, 0 while decisions are from local counts alone";
+    let connected = encoder.encode_descriptor("store_connected", help, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(sync.state == SyncState::Connected)).encode(connected)?;
+    let help = "Age of the oldest count that Redis does not have yet";
+    let lag = encoder.encode_descriptor("sync_lag", help, Some(&Unit::Seconds), MetricType::Gauge)?;
+    ConstGauge::new(sync.lag.as_secs_f64()).encode(lag)
 }
 
 fn signed(count: u64) -> i64 {

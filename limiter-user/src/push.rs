@@ -7,12 +7,11 @@ pub mod policy;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use limiter_common::budget::BudgetReason;
-use parking_lot::Mutex;
 use policy::{Denial, PushPolicy};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::{clock::Clock, dataplane::Dataplane, identity::client_address::ClientAddress, limiter::AddressDenial, metrics::Metrics};
+use crate::{clock::Clock, dataplane::Dataplane, limiter::AddressDenial, metrics::Metrics};
 
 /// Denials that wait for the worker. More are not pushed; the next denial of the same address is.
 const QUEUE: usize = 4096;
@@ -43,14 +42,12 @@ impl Pusher {
         (Self { queue: Some(sender), metrics: Arc::clone(&metrics) }, PushWorker { queue, policy, metrics })
     }
 
-    /// Reports that an enforced rule denied `client`'s own address.
-    pub fn denied(&self, client: ClientAddress, denial: &AddressDenial) {
+    /// Reports that an enforced rule denied an address of its own.
+    /// `address` must be the source of the client's packets, and not one of this host.
+    pub fn denied(&self, address: IpAddr, denial: &AddressDenial) {
         let Some(queue) = &self.queue else { return };
-        if !client.packet_source {
-            return;
-        }
         let denial = Denial {
-            address: client.address,
+            address,
             rule: Arc::clone(&denial.rule),
             retry_after_us: denial.retry_after_us,
             covers_all: denial.covers_all,
@@ -63,7 +60,7 @@ impl Pusher {
 
 impl PushWorker {
     /// Runs until `shutdown`, or until every [`Pusher`] is gone.
-    pub async fn run(mut self, dataplane: Arc<Mutex<dyn Dataplane>>, clock: Arc<dyn Clock>, shutdown: CancellationToken) {
+    pub async fn run(mut self, dataplane: Arc<dyn Dataplane>, clock: Arc<dyn Clock>, shutdown: CancellationToken) {
         loop {
             let denial = tokio::select! {
                 denial = self.queue.recv() => denial,
@@ -71,7 +68,7 @@ impl PushWorker {
             };
             let Some(denial) = denial else { return };
             if let Some(push) = self.policy.decide(&denial, clock.now()) {
-                let written = dataplane.lock().push_budget(denial.address, push.block_for, push.reason, &denial.rule);
+                let written = dataplane.push_budget(denial.address, push.block_for, push.reason, &denial.rule);
                 self.account(&denial, push.block_for, push.reason, written.map_err(|error| error.to_string()));
             }
         }
@@ -92,10 +89,5 @@ impl PushWorker {
                 tracing::warn!(target: "limiter::dataplane", rule = %denial.rule, %error, "pushing a block failed");
             }
         }
-    }
-
-    /// Addresses of this host, which are never pushed.
-    pub fn set_own_addresses(&mut self, addresses: Vec<IpAddr>) {
-        self.policy.set_own_addresses(addresses);
     }
 }

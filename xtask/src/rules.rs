@@ -79,3 +79,14 @@ fn source_files(root: &Path) -> Result<Vec<SourceFile>> {
     files.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(files)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_repository_keeps_its_rules() {
+        let workspace = Workspace::find().expect("the workspace of this crate");
+        check(&workspace).expect("no rule is broken");
+    }
+}

@@ -125,4 +125,10 @@ mod tests {
         assert_eq!(golden().lines().count(), MAPS.len() + 1);
         assert_eq!(compare(&golden(), &golden()), Comparison::Same);
     }
+
+    #[test]
+    fn the_committed_schema_is_current() {
+        let workspace = Workspace::find().expect("the workspace of this crate");
+        check(&workspace).expect("the golden file is current");
+    }
 }

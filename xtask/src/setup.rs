@@ -75,8 +75,13 @@ impl Row {
 #[derive(Clone, Copy)]
 enum Need {
     Required,
-    Optional { without: &'static str },
-    OnDemand { by: &'static str },
+    /// Takes minutes to build and can be done without: only `setup` installs it.
+    Optional {
+        without: &'static str,
+    },
+    OnDemand {
+        by: &'static str,
+    },
 }
 
 /// `cargo xtask setup`.
@@ -118,9 +123,18 @@ fn meet_rows(rows: &[Row], audience: Audience) -> Result<()> {
             }
             Err(absence) => absence,
         };
-        if let (Need::OnDemand { by }, Audience::Setup) = (row.need, audience) {
-            println!("{name}: not there; `{by}` installs it");
-            continue;
+        match (row.need, audience) {
+            (Need::OnDemand { by }, Audience::Setup) => {
+                println!("{name}: not there; `{by}` installs it");
+                continue;
+            }
+            (Need::Optional { without }, Audience::OtherCommand) => {
+                println!("{name}: not there, so {without}; `cargo xtask setup` installs it");
+                continue;
+            }
+            (Need::Required, _)
+            | (Need::Optional { .. }, Audience::Setup)
+            | (Need::OnDemand { .. }, Audience::OtherCommand) => {}
         }
         println!("{name}: {absence:#}; installing");
         let failure = match row.item.install(&mut apt).and_then(|()| row.item.check()) {
@@ -131,7 +145,7 @@ fn meet_rows(rows: &[Row], audience: Audience) -> Result<()> {
             Err(failure) => failure,
         };
         if let Need::Optional { without } = row.need {
-            println!("{name}: not installed ({failure:#}); without it, {without}");
+            println!("{name}: not installed ({failure:#}), so {without}");
             continue;
         }
         println!("{name}: MISSING ({failure:#})");
@@ -207,7 +221,10 @@ mod tests {
     #[test]
     fn goes_on_without_what_is_optional() {
         let (row, installs) = fake(false, Need::Optional { without: "nothing is lost" });
-        meet_rows(&[row], Audience::Setup).expect("it is optional");
+        let rows = [row];
+        meet_rows(&rows, Audience::OtherCommand).expect("it is optional");
+        assert_eq!(installs.get(), 0);
+        meet_rows(&rows, Audience::Setup).expect("it is optional");
         assert_eq!(installs.get(), 1);
     }
 

@@ -10,12 +10,11 @@ use axum::{
     routing::{get, post},
 };
 use ipnet::IpNet;
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::{
-    dataplane::{Dataplane, DataplaneError},
+    dataplane::Dataplane,
     metrics::Metrics,
     status::StatusSource,
 };
@@ -26,7 +25,7 @@ pub struct Admin {
     pub metrics: Arc<Metrics>,
     pub status: Arc<StatusSource>,
     /// `None` when the agent runs without XDP.
-    pub dataplane: Option<Arc<Mutex<dyn Dataplane>>>,
+    pub dataplane: Option<Arc<dyn Dataplane>>,
 }
 
 /// A change of the allow or deny list.
@@ -97,21 +96,18 @@ async fn change_acl(action: AclAction, State(admin): State<Arc<Admin>>, Json(cha
         return refuse(StatusCode::CONFLICT, message);
     };
     let lasts = change.for_ms.map(Duration::from_millis);
-    let done = {
-        let mut dataplane = dataplane.lock();
-        match action {
-            AclAction::Block => dataplane.block(change.prefix, lasts),
-            AclAction::Unblock => dataplane.unblock(change.prefix),
-            AclAction::Allow => dataplane.allow(change.prefix, lasts),
-            AclAction::Unallow => dataplane.unallow(change.prefix),
-        }
+    let done = match action {
+        AclAction::Block => dataplane.block(change.prefix, lasts),
+        AclAction::Unblock => dataplane.unblock(change.prefix),
+        AclAction::Allow => dataplane.allow(change.prefix, lasts),
+        AclAction::Unallow => dataplane.unallow(change.prefix),
     };
     match done {
         Ok(()) => {
             tracing::info!(target: "limiter::dataplane", action = action.path(), prefix = %change.prefix, for_ms = change.for_ms, "the operator changed a prefix");
             Json(json!({ "done": true })).into_response()
         }
-        Err(error) => refuse(StatusCode::CONFLICT, &DataplaneError::to_string(&error)),
+        Err(error) => refuse(StatusCode::CONFLICT, &error.to_string()),
     }
 }
 

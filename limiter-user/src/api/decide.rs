@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{body, gate::Gate, headers};
 use crate::{
-    identity::client_address::ClientAddress,
     limiter::{Caller, Decision, Kind, Request, Subject},
     store::Charge,
 };
@@ -124,9 +123,7 @@ fn ask(gate: &Gate, question: &Question) -> Decision {
         }
         (None, None) => Caller::Anonymous,
     };
-    // The program that asks names its own peer, as a gateway does.
-    let address = question.ip.map(|ip| ClientAddress { address: ip.to_canonical(), packet_source: !gate.is_proxy(ip) });
-    let subject = Subject { caller, address };
+    let subject = Subject { caller, address: question.ip.map(|ip| gate.named_client(ip)) };
     gate.decide(&Request {
         subject: &subject,
         method: &question.method,

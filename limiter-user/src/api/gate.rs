@@ -3,18 +3,18 @@
 use std::{cell::RefCell, net::IpAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
-use axum::http::{HeaderMap, HeaderName, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use ipnet::IpNet;
+use smallvec::SmallVec;
 
 use super::serve::Peer;
 use crate::{
     clock::Stopwatch,
-    identity::{
-        client_address::{self, TrustedProxies},
-        keys::{KeyLookup, KeyStore},
-    },
+    host::HostAddresses,
+    identity::{Arrival, ClientAddress, KeyLookup, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
-    policy::endpoints::Scratch,
+    policy::Scratch,
     push::Pusher,
 };
 
@@ -28,7 +28,8 @@ pub struct Gate {
     /// `None` when requests are not identified by API keys.
     keys: Option<ArcSwap<KeyStore>>,
     api_key_header: HeaderName,
-    proxies: TrustedProxies,
+    trusted_proxies: Vec<IpNet>,
+    host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
 }
@@ -43,11 +44,12 @@ impl Gate {
         limiter: Limiter,
         keys: Option<KeyStore>,
         api_key_header: HeaderName,
-        proxies: TrustedProxies,
+        trusted_proxies: Vec<IpNet>,
+        host: Arc<HostAddresses>,
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { limiter, keys: keys.map(ArcSwap::from_pointee), api_key_header, proxies, pusher, metrics }
+        Self { limiter, keys: keys.map(ArcSwap::from_pointee), api_key_header, trusted_proxies, host, pusher, metrics }
     }
 
     pub fn metrics(&self) -> &Metrics {
@@ -68,17 +70,26 @@ impl Gate {
         if decision.answer.is_none() {
             self.metrics.decided_without_rule(decision.kind);
         }
-        if let (Some(denial), Some(client)) = (&decision.address_denial, request.subject.address) {
-            self.pusher.denied(client, denial);
+        if let (Some(denial), Some(client)) = (&decision.address_denial, request.subject.address)
+            && client.packet_source
+            && !self.host.contains(client.address)
+        {
+            self.pusher.denied(client.address, denial);
         }
         decision
     }
 
     pub fn subject_of_headers(&self, headers: &HeaderMap, peer: Peer) -> Subject {
         let caller = self.api_key(headers).map_or(Caller::Anonymous, |api_key| self.caller_of_key(api_key));
-        let forwarded = headers.get_all(X_FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
-        let real_ip = headers.get(X_REAL_IP).and_then(|value| value.to_str().ok());
-        Subject { caller, address: client_address::resolve(peer.0, forwarded, real_ip, &self.proxies) }
+        let forwarded_for: SmallVec<[&[u8]; 4]> =
+            headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
+        let arrival = Arrival {
+            peer: peer.0,
+            forwarded_for: &forwarded_for,
+            real_ip: headers.get(X_REAL_IP).map(HeaderValue::as_bytes),
+        };
+        let address = client_address(&arrival, &self.trusted_proxies, |address| self.host.contains(address));
+        Subject { caller, address }
     }
 
     fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
@@ -98,8 +109,10 @@ impl Gate {
         }
     }
 
-    /// Whether packets of this address may come from other clients than itself.
-    pub fn is_proxy(&self, address: IpAddr) -> bool {
-        self.proxies.contains(address)
+    /// A client whose address the caller itself vouches for: its own peer, as a gateway's is.
+    pub fn named_client(&self, address: IpAddr) -> ClientAddress {
+        let address = address.to_canonical();
+        let is_proxy = self.trusted_proxies.iter().any(|prefix| prefix.contains(&address));
+        ClientAddress { address, packet_source: !is_proxy }
     }
 }

@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
-use crate::config::ListenAddress;
+use crate::config::Listen;
 
 /// Connections at one time, each of them a few KiB; more wait in the listen queue.
 const MAX_CONNECTIONS: usize = 16_384;
@@ -40,7 +40,7 @@ pub struct Peer(pub Option<IpAddr>);
 #[derive(Debug)]
 pub struct Listener {
     socket: Socket,
-    address: ListenAddress,
+    address: Listen,
 }
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ enum Socket {
 #[error("binding {key} = \"{address}\": {source}{remedy}")]
 pub struct BindError {
     key: &'static str,
-    address: ListenAddress,
+    address: Listen,
     #[source]
     pub source: io::Error,
     remedy: &'static str,
@@ -62,10 +62,10 @@ pub struct BindError {
 
 impl Listener {
     /// Binds `address`, which the configuration names `key`. `mode` is the permission of a Unix socket.
-    pub async fn bind(key: &'static str, address: &ListenAddress, mode: u32) -> Result<Self, BindError> {
+    pub async fn bind(key: &'static str, address: &Listen, mode: u32) -> Result<Self, BindError> {
         let bound = match address {
-            ListenAddress::Tcp(socket) => TcpListener::bind(socket).await.map(Socket::Tcp),
-            ListenAddress::Unix(path) => bind_unix(path, mode).await.map(Socket::Unix),
+            Listen::Tcp(socket) => TcpListener::bind(socket).await.map(Socket::Tcp),
+            Listen::Unix(path) => bind_unix(path, mode).await.map(Socket::Unix),
         };
         let socket = bound.map_err(|source| {
             let remedy = match source.kind() {
@@ -78,14 +78,14 @@ impl Listener {
             BindError { key, address: address.clone(), source, remedy }
         })?;
         let address = match &socket {
-            Socket::Tcp(listener) => listener.local_addr().map(ListenAddress::Tcp).unwrap_or_else(|_| address.clone()),
+            Socket::Tcp(listener) => listener.local_addr().map(Listen::Tcp).unwrap_or_else(|_| address.clone()),
             Socket::Unix(_) => address.clone(),
         };
         Ok(Self { socket, address })
     }
 
     /// Where it listens: with the port that the system chose, when port 0 was asked for.
-    pub fn address(&self) -> &ListenAddress {
+    pub fn address(&self) -> &Listen {
         &self.address
     }
 
@@ -118,7 +118,7 @@ impl Listener {
         if tokio::time::timeout(DRAIN_TIMEOUT, connections.wait()).await.is_err() {
             tracing::debug!(target: "limiter::api", address = %self.address, "closing connections that are still open");
         }
-        if let ListenAddress::Unix(path) = &self.address
+        if let Listen::Unix(path) = &self.address
             && let Err(error) = fs::remove_file(path)
         {
             tracing::debug!(target: "limiter::api", path = %path.display(), %error, "removing the socket failed");

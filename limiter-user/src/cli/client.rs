@@ -12,19 +12,19 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::{config::ListenAddress, exit::Unavailable};
+use crate::{config::Listen, exit::Unavailable};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One call; `body` is JSON.
-pub async fn call(address: &ListenAddress, method: Method, path: &str, body: Option<String>) -> Result<(StatusCode, Bytes)> {
+pub async fn call(address: &Listen, method: Method, path: &str, body: Option<String>) -> Result<(StatusCode, Bytes)> {
     let exchange = async {
         match address {
-            ListenAddress::Tcp(socket) => {
+            Listen::Tcp(socket) => {
                 let stream = TcpStream::connect(socket).await.map_err(|error| not_running(address, error))?;
                 exchange(stream, method, path, body).await
             }
-            ListenAddress::Unix(socket) => {
+            Listen::Unix(socket) => {
                 let stream = UnixStream::connect(socket).await.map_err(|error| not_running(address, error))?;
                 exchange(stream, method, path, body).await
             }
@@ -34,7 +34,7 @@ pub async fn call(address: &ListenAddress, method: Method, path: &str, body: Opt
     tokio::time::timeout(TIMEOUT, exchange).await.map_err(|_elapsed| late())?
 }
 
-fn not_running(address: &ListenAddress, reason: impl std::fmt::Display) -> anyhow::Error {
+fn not_running(address: &Listen, reason: impl std::fmt::Display) -> anyhow::Error {
     anyhow!(Unavailable(format!("asking the agent at {address}: {reason}: is it running? \"limiter run\" starts it")))
 }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 use smallvec::SmallVec;
 
-use super::Request;
+use super::{Request, Touched};
 use crate::{
     metrics::RuleMetrics,
     policy::{Rule, Scope},
-    store::{Cell, CellOutcome, Charge},
+    store::{CellOutcome, Charge},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +82,7 @@ impl Decision {
 pub(super) fn conclude(
     request: &Request<'_>,
     now: UnixMicros,
-    cells: &[(usize, Cell)],
+    touched: &Touched,
     outcomes: &[CellOutcome],
     rules: &[Rule],
     metrics: &[RuleMetrics],
@@ -91,7 +91,7 @@ pub(super) fn conclude(
     // How much each candidate presses: waits above remainders, longer waits and smaller remainders first.
     let mut worst: Option<(u64, usize)> = None;
     let mut denied = false;
-    for (position, ((index, cell), outcome)) in cells.iter().zip(outcomes).enumerate() {
+    for (position, ((index, cell), outcome)) in touched.rules.iter().zip(&touched.cells).zip(outcomes).enumerate() {
         let (denies, pressure) = match outcome.outcome {
             Outcome::Allowed => (false, u64::MAX - outcome.remaining),
             Outcome::Denied { retry_after_us } => (true, retry_after_us.min(u64::MAX - 1)),
@@ -99,7 +99,9 @@ pub(super) fn conclude(
         };
         if !cell.enforced {
             if denies {
-                metrics[*index].shadow_denied(request.charge);
+                if request.charge == Charge::Commit {
+                    metrics[*index].count_shadow_denied();
+                }
                 decision.shadow.push(Arc::clone(&rules[*index].id));
             }
             continue;
@@ -119,13 +121,15 @@ pub(super) fn conclude(
     let Some((_, position)) = worst else {
         return decision;
     };
-    let ((index, cell), outcome) = (&cells[position], &outcomes[position]);
+    let (index, cell, outcome) = (touched.rules[position], &touched.cells[position], &outcomes[position]);
     if denied {
         decision.kind = if outcome.outcome == Outcome::Never { Kind::Unsatisfiable } else { Kind::Denied };
     }
-    metrics[*index].decided(decision.kind, request.charge);
+    if request.charge == Charge::Commit {
+        metrics[index].count(decision.kind);
+    }
     decision.answer = Some(Answer {
-        rule: Arc::clone(&rules[*index].id),
+        rule: Arc::clone(&rules[index].id),
         ceiling: cell.window.ceiling,
         window_us: cell.window.window_us,
         remaining: outcome.remaining,
@@ -136,18 +140,4 @@ pub(super) fn conclude(
         },
     });
     decision
-}
-
-impl RuleMetrics {
-    fn decided(&self, kind: Kind, charge: Charge) {
-        if charge == Charge::Commit {
-            self.decisions[kind as usize].inc();
-        }
-    }
-
-    fn shadow_denied(&self, charge: Charge) {
-        if charge == Charge::Commit {
-            self.shadow_denied.inc();
-        }
-    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode, sliding_window::Window};
 
 use crate::{
-    identity::client_address::ClientAddress,
+    identity::ClientAddress,
     policy::{Limit, Rule, Scope},
     store::{ApiKeyId, Cell, Charge, CounterKey, Identity},
 };

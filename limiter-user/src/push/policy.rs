@@ -1,7 +1,7 @@
 //! Which denials become budgets. Pure: takes `now` as an argument, touches no map.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     net::IpAddr,
     sync::Arc,
     time::Duration,
@@ -13,7 +13,7 @@ use limiter_common::{addr::SrcPrefixes, budget::BudgetReason, time::UnixMicros};
 /// A denial of an address by a rule of scope `ip`.
 #[derive(Clone, Debug)]
 pub struct Denial {
-    /// The packet source; never an address that a proxy reported.
+    /// The packet source: never an address that a proxy reported, nor one of this host.
     pub address: IpAddr,
     pub rule: Arc<str>,
     pub retry_after_us: u64,
@@ -47,7 +47,6 @@ const MAX_REMEMBERED: usize = 65_536;
 #[derive(Debug)]
 pub struct PushPolicy {
     settings: PushSettings,
-    own: HashSet<IpAddr>,
     sources: HashMap<IpAddr, Remembered>,
     /// Before this, looking for sources to forget again would find few and cost a walk over all of them.
     next_purge: UnixMicros,
@@ -64,11 +63,7 @@ struct Remembered {
 
 impl PushPolicy {
     pub fn new(settings: PushSettings) -> Self {
-        Self { settings, own: HashSet::new(), sources: HashMap::new(), next_purge: UnixMicros::new(0) }
-    }
-
-    pub fn set_own_addresses(&mut self, addresses: Vec<IpAddr>) {
-        self.own = addresses.into_iter().map(|address| address.to_canonical()).collect();
+        Self { settings, sources: HashMap::new(), next_purge: UnixMicros::new(0) }
     }
 
     /// What to push for a denial, if anything.
@@ -125,7 +120,6 @@ impl PushPolicy {
         address.is_loopback()
             || address.is_unspecified()
             || address.is_multicast()
-            || self.own.iter().any(|own| source.contains(own))
             || self.settings.never.iter().any(overlaps)
     }
 }
@@ -138,14 +132,12 @@ mod tests {
 
     fn policy() -> PushPolicy {
         let never = ["10.0.0.0/8", "2001:db8:a::1/128"].map(|net| net.parse().unwrap()).to_vec();
-        let mut policy = PushPolicy::new(PushSettings {
+        PushPolicy::new(PushSettings {
             max_block: Duration::from_secs(60),
             after_denials: 3,
             prefixes: SrcPrefixes::default(),
             never,
-        });
-        policy.set_own_addresses(vec!["192.0.2.1".parse().unwrap(), "::ffff:192.0.2.2".parse().unwrap()]);
-        policy
+        })
     }
 
     fn denial(address: &str, seconds: u64, covers_all: bool) -> Denial {
@@ -163,12 +155,10 @@ mod tests {
     }
 
     #[test]
-    fn proxies_allowed_prefixes_and_own_addresses_are_never_pushed() {
+    fn proxies_and_allowed_prefixes_are_never_pushed() {
         for address in [
             "10.1.2.3",
             "::ffff:10.1.2.3",
-            "192.0.2.1",
-            "192.0.2.2",
             "127.0.0.1",
             "::1",
             "0.0.0.0",

@@ -47,7 +47,7 @@ const WORDS: &[Word] = &[
         owners: &["limiter-user/src/store/redis"],
         part: source_text::code,
         other: |before, _| ends_in_path(before),
-        reason: "only store/redis knows the crate redis; a module of that name is written self::redis",
+        reason: "only store/redis knows the crate redis",
     },
     Word {
         word: "\"limiter_",
@@ -75,11 +75,10 @@ impl Word {
 
     fn occurrences(&self, file: &SourceFile) -> Vec<Violation> {
         let text = (self.part)(&file.text);
-        let is_held = |line: &str| {
-            line.match_indices(self.word).any(|(at, _)| !(self.other)(&line[..at], &line[at + self.word.len()..]))
-        };
-        let holding = text.lines().enumerate().filter(|(_, line)| is_held(line));
-        holding.map(|(index, _)| file.violation(index, format!("`{}`: {}", self.word, self.reason))).collect()
+        let places = text.match_indices(self.word).map(|(at, _)| at);
+        let held = places.filter(|&at| !(self.other)(&text[..at], &text[at + self.word.len()..]));
+        let lines = held.map(|at| text[..at].matches('\n').count());
+        lines.map(|line_index| file.violation(line_index, format!("`{}`: {}", self.word, self.reason))).collect()
     }
 }
 
@@ -95,10 +94,19 @@ fn starts_in_word(text: &str) -> bool {
     text.starts_with(is_word)
 }
 
-/// `self::redis::` names a module, and `xaya::` another crate.
+/// `self::redis::` names a module and `myredis::` another crate; `::redis::` names the crate.
 fn ends_in_path(text: &str) -> bool {
-    text.ends_with("::") && !text.trim_end_matches("::").is_empty() && ends_in_word(text.trim_end_matches("::"))
-        || ends_in_word(text)
+    ends_in_word(text.strip_suffix("::").unwrap_or(text)) || is_in_use_group(text)
+}
+
+/// Inside `use crate::store::{…`, a name belongs to the path before the brace.
+fn is_in_use_group(text: &str) -> bool {
+    let statement = text.rsplit(';').next().unwrap_or(text);
+    let keyword = statement.match_indices("use ").filter(|&(at, _)| !ends_in_word(&statement[..at])).last();
+    let Some((at, _)) = keyword else {
+        return false;
+    };
+    statement[at..].matches('{').count() > statement[at..].matches('}').count()
 }
 
 #[cfg(test)]
@@ -121,6 +129,10 @@ mod tests {
     fn crates_are_told_from_modules() {
         let text = "use redis::Client;\nuse crate::store::redis::RedisStore;\nuse self::redis::RedisStore;\n";
         assert_eq!(lines_broken("limiter-user/src/store.rs", text), [1]);
+        let group = "use crate::{\n    a::{B, C},\n    store::{\n        redis::RedisStore,\n    },\n};\n";
+        assert!(lines_broken("limiter-user/src/agent.rs", group).is_empty());
+        let call = "use a::{b};\nfn f() -> redis::Client {\n    let x = {\n        redis::cmd()\n    };\n}\n";
+        assert_eq!(lines_broken("limiter-user/src/agent.rs", call), [2, 4]);
         assert!(lines_broken("limiter-user/src/store/redis/script.rs", text).is_empty());
         assert!(lines_broken("tests/src/redis_server.rs", text).is_empty());
         assert_eq!(lines_broken("limiter-user/src/agent.rs", "fn f() -> ::aya::Ebpf {}\n"), [1]);
