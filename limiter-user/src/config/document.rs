@@ -137,6 +137,10 @@ pub(crate) struct Place<'d> {
 }
 
 impl Place<'_> {
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin.clone()
+    }
+
     pub(crate) fn error(&self, message: impl Display) {
         self.context.push(self.origin.clone(), &self.key, message);
     }
@@ -343,6 +347,10 @@ impl<'d> Value<'d> {
             Kind::Toml(DeValue::Integer(integer)) if integer.radix() == 10 => Some(integer.as_str()),
             Kind::Toml(_) | Kind::Text(_) => None,
         }
+    }
+
+    pub(crate) fn is_date(&self) -> bool {
+        matches!(self.kind, Kind::Toml(DeValue::Datetime(_)))
     }
 
     pub(crate) fn is_integer(&self) -> bool {
