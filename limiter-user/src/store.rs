@@ -1,7 +1,7 @@
 //! Where counters live.
 //!
 //! A request is decided by one call with all its counters: either each enforced one allows and all are charged, or
-//! nobody is charged. [`memory::MemoryStore`] decides requests; `redis` shares its counts with other nodes in the
+//! nobody is charged. [`memory::MemoryStore`] decides requests; [`redis`] shares its counts with other nodes in the
 //! background, and decides alone only where a rule wants that.
 
 use std::{future::Future, net::IpAddr, sync::Arc};
@@ -16,6 +16,8 @@ use crate::policy::Scope;
 
 pub mod counter;
 pub mod memory;
+pub mod redis;
+pub mod sync;
 
 /// Whose counter it is. Never an API key itself: only its keyed hash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +78,16 @@ pub type Outcomes = SmallVec<[CellOutcome; memory::INLINE_CELLS]>;
 /// Whether a request with these outcomes passes: every enforced cell allows.
 pub fn passes(cells: &[Cell], outcomes: &[CellOutcome]) -> bool {
     cells.iter().zip(outcomes).all(|(cell, outcome)| !cell.enforced || outcome.outcome == Outcome::Allowed)
+}
+
+/// What earlier cells of the same request take from the counter of cell `number`. A shadow cell takes nothing from an
+/// enforced one.
+fn taken_before(cells: &[Cell], outcomes: &[CellOutcome], number: usize) -> u64 {
+    let cell = &cells[number];
+    let earlier = cells[..number].iter().zip(outcomes).filter(|(other, outcome)| {
+        outcome.outcome == Outcome::Allowed && (other.enforced || !cell.enforced) && other.key == cell.key
+    });
+    earlier.fold(0, |sum, (other, _)| sum.saturating_add(other.cost))
 }
 
 /// Whether an allowed request is charged.

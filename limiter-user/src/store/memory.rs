@@ -20,7 +20,7 @@ use self::shard::{Shard, SlotIndex};
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Outcomes, Store, StoreError,
     counter::{OwnTotals, SharedCounts},
-    passes,
+    passes, taken_before,
 };
 use crate::clock::Clock;
 
@@ -117,8 +117,7 @@ impl MemoryStore {
         let mut outcomes = Outcomes::new();
 
         for (number, cell) in cells.iter().enumerate() {
-            let (before, rest) = places.split_at_mut(number);
-            let place = &mut rest[0];
+            let place = &mut places[number];
             let shard = &mut locks[place.lock];
             place.slot = shard.find(place.hash, &cell.key);
             place.counts = match (place.slot, charge) {
@@ -133,15 +132,8 @@ impl MemoryStore {
                     counter.counts()
                 }),
             };
-            // A counter that appears twice in a request has to hold the sum. A shadow cell takes nothing from an
-            // enforced one.
-            let earlier = (0..number).filter(|&other| {
-                before[other].hash == place.hash
-                    && cells[other].key == cell.key
-                    && outcomes[other].outcome == Outcome::Allowed
-                    && (cells[other].enforced || !cell.enforced)
-            });
-            let taken = earlier.fold(0u64, |sum, other| sum.saturating_add(cells[other].cost));
+            // A counter that appears twice in a request has to hold the sum.
+            let taken = if number == 0 { 0 } else { taken_before(cells, &outcomes, number) };
             let counts = Counts { current: place.counts.current.saturating_add(taken), ..place.counts };
             let outcome = cell.window.check(&counts, now_us, cell.cost);
             outcomes.push(CellOutcome { outcome, remaining: 0, reset_us: cell.window.reset_us(&counts) });
