@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod dataplane;
 pub mod policy;
 pub mod store;
