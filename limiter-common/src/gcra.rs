@@ -87,7 +87,7 @@ impl GcraParams {
     /// Ticks that `cost` units take. Rounds down to a tick: at most one tick a check too generous, and never so much
     /// that a burst of equal costs is one short. Needs `cost <= burst`, which keeps the product in 62 bits.
     #[inline(always)]
-    const fn increment(&self, cost: u64) -> u64 {
+    pub const fn increment(&self, cost: u64) -> u64 {
         // Masked so that the compiler, and with it the verifier, knows the shift is in range.
         (self.emission_interval.wrapping_mul(cost)) >> (self.frac_bits & 63)
     }

@@ -4,9 +4,14 @@
 //! what rules need. L4 fields are never read from a fragment that is not the first, nor from beyond the end that the
 //! IP header states (Ethernet pads short frames).
 
+/// The furthest offset at which a header is read. More headers than this are malformed. The bound is the same in the
+/// XDP program, where the verifier needs one, and on the host.
+pub const MAX_READ_OFFSET: usize = 512;
+
 /// How a parser sees a frame.
 pub trait PacketRead {
-    /// `N` bytes at `offset`, or `None` when the frame, or the part of it that can be read, ends before.
+    /// `N` bytes at `offset`, or `None` when the frame, or the part of it that can be read, ends before, or when
+    /// `offset` is above [`MAX_READ_OFFSET`].
     fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
 
     /// Whether the whole frame, with all its buffers, has at least `len` bytes.
@@ -15,6 +20,9 @@ pub trait PacketRead {
 
 impl PacketRead for [u8] {
     fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        if offset > MAX_READ_OFFSET {
+            return None;
+        }
         self.get(offset..offset.checked_add(N)?)?.try_into().ok()
     }
 

@@ -7,6 +7,7 @@ use crate::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     budget::Budget,
+    gcra::GcraParams,
     rule::{Bucket, PacketRule},
     stats::{Counter, RuleName},
 };
@@ -21,4 +22,4 @@ macro_rules! pod {
     };
 }
 
-pod!(AclEntry, Budget, Bucket, Counter, PacketRule, RuleName, SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6);
+pod!(AclEntry, Budget, Bucket, Counter, GcraParams, PacketRule, RuleName, SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6);

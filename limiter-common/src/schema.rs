@@ -25,6 +25,31 @@ pub const AGGREGATES: u32 = 16_384;
 /// Words of the protected-port bitmap: 65,536 bits for TCP, then as many for UDP.
 pub const PORT_WORDS: u32 = 2 * 65_536 / 64;
 
+/// Bit of `PORTS` that protects this TCP port.
+#[inline(always)]
+pub const fn tcp_port_bit(port: u16) -> u32 {
+    port as u32
+}
+
+/// Bit of `PORTS` that protects this UDP port.
+#[inline(always)]
+pub const fn udp_port_bit(port: u16) -> u32 {
+    (1 << 16) + port as u32
+}
+
+/// Slots of the `CREATION` map.
+pub mod creation {
+    /// State of the budget for new buckets, see [`crate::gcra`].
+    pub const TAT: u32 = 0;
+    /// Seed of [`crate::addr::aggregate_index`], kept so that the aggregates of one source stay the same across
+    /// reloads. 0: not chosen yet.
+    pub const SEED: u32 = 1;
+    /// Buckets ever made. None is removed but by the map itself when it is full, so this tells how many there are.
+    pub const CREATED_V4: u32 = 2;
+    pub const CREATED_V6: u32 = 3;
+    pub const SLOTS: u32 = 4;
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapKind {
     Array,
@@ -87,7 +112,7 @@ pub const MAPS: &[MapSpec] = &[
     spec::<SrcKeyV4, Bucket>("BUCKETS_V4", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<SrcKeyV6, Bucket>("BUCKETS_V6", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<u32, Bucket>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
-    spec::<u32, u64>("CREATION", MapKind::Array, 1, Lifetime::Shared),
+    spec::<u32, u64>("CREATION", MapKind::Array, creation::SLOTS, Lifetime::Shared),
     spec::<u32, Counter>("STATS", MapKind::PerCpuArray, STATS_ENTRIES, Lifetime::Shared),
     spec::<u32, RuleName>("RULE_NAMES", MapKind::Array, RULE_SLOTS, Lifetime::Shared),
 ];

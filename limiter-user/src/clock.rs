@@ -5,7 +5,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use limiter_common::time::UnixMicros;
+use limiter_common::time::{KtimeNs, UnixMicros};
+use nix::time::{ClockId, clock_gettime};
 
 /// Where a component takes the time of windows from.
 pub trait Clock: Send + Sync + 'static {
@@ -56,6 +57,13 @@ impl Clock for SharedClock {
     fn now(&self) -> UnixMicros {
         UnixMicros::new(self.local().get().saturating_add_signed(self.offset_us()))
     }
+}
+
+/// The clock by which the XDP program judges deadlines.
+pub fn ktime() -> KtimeNs {
+    // Linux has had this clock since 2.6.32; without it every deadline reads as passed, never as eternal.
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::MAX, Duration::from);
+    KtimeNs::new(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// A point on the monotonic clock, for measuring how long something took.

@@ -4,6 +4,7 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod dataplane;
 pub mod exit;
 pub mod identity;
 pub mod policy;

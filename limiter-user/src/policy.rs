@@ -116,3 +116,10 @@ pub struct PacketRuleSpec {
     pub new_connections: Option<Quota>,
     pub mode: EnforcementMode,
 }
+
+impl PacketRuleSpec {
+    /// A rule without limits.
+    pub fn new(id: &str, cidr: IpNet, mode: EnforcementMode) -> Self {
+        Self { id: id.into(), cidr, packets: None, bytes: None, new_connections: None, mode }
+    }
+}

@@ -1,0 +1,14 @@
+//! Budgets that the agent pushed for a source.
+
+use limiter_common::{budget::Budget, time::KtimeNs};
+
+use crate::{globals, source::Family};
+
+/// The budget of this source whose deadline has not passed.
+#[inline(always)]
+pub(crate) fn of<F: Family>(key: &F::Key, now: KtimeNs) -> Option<&'static Budget> {
+    if !globals::is_on(&globals::HAS_BUDGETS) {
+        return None;
+    }
+    F::budget(key).filter(|budget| !budget.expired(now))
+}

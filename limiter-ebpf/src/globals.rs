@@ -1,0 +1,78 @@
+//! Read-only settings. The loader overrides them before load, so the verifier knows their values and removes the code
+//! of every feature that the policy does not use: the hot path pays only for what is switched on.
+//!
+//! The loader finds them by name, and refuses an object in which one is missing or has another size.
+
+use aya_ebpf::Global;
+use limiter_common::gcra::GcraParams;
+
+/// 0: truncated and contradictory packets are counted as a shadow drop and passed.
+#[unsafe(no_mangle)]
+pub(crate) static DROP_MALFORMED: Global<u8> = Global::new(1);
+
+/// 1: every IP packet is for a protected port.
+#[unsafe(no_mangle)]
+pub(crate) static PROTECT_ALL: Global<u8> = Global::new(0);
+
+/// 1: at least one bit of `PORTS` is set.
+#[unsafe(no_mangle)]
+pub(crate) static PROTECT_PORTS: Global<u8> = Global::new(1);
+
+/// Families (bits of `source::Family::BIT`) that have allow prefixes.
+#[unsafe(no_mangle)]
+pub(crate) static ALLOW_FAMILIES: Global<u8> = Global::new(3);
+
+/// Families that have deny prefixes.
+#[unsafe(no_mangle)]
+pub(crate) static DENY_FAMILIES: Global<u8> = Global::new(3);
+
+/// Families that have packet rules for less than all addresses.
+#[unsafe(no_mangle)]
+pub(crate) static RULE_FAMILIES: Global<u8> = Global::new(3);
+
+/// Index in `RULES` of the packet rule for 0.0.0.0/0; beyond the end of the map when there is none. A /0 is kept out
+/// of the prefix map, so that a policy of one default rule needs no prefix lookup.
+#[unsafe(no_mangle)]
+pub(crate) static DEFAULT_RULE_V4: Global<u32> = Global::new(u32::MAX);
+
+/// As above, for ::/0.
+#[unsafe(no_mangle)]
+pub(crate) static DEFAULT_RULE_V6: Global<u32> = Global::new(u32::MAX);
+
+/// Dimensions (bits of `Dimension::bit`) that any rule limits.
+#[unsafe(no_mangle)]
+pub(crate) static LIMITS: Global<u32> = Global::new(7);
+
+/// 1: the agent may push budgets.
+#[unsafe(no_mangle)]
+pub(crate) static HAS_BUDGETS: Global<u8> = Global::new(1);
+
+/// Bits of an address that make its source key, in network order.
+#[unsafe(no_mangle)]
+pub(crate) static SRC_MASK_V4: Global<u32> = Global::new(u32::MAX);
+
+#[unsafe(no_mangle)]
+pub(crate) static SRC_MASK_V6: Global<[u64; 2]> = Global::new([u64::MAX, 0]);
+
+/// How many new sources get a bucket of their own.
+#[unsafe(no_mangle)]
+pub(crate) static CREATION_QUOTA: Global<GcraParams> = Global::new(match GcraParams::from_interval(1, 1) {
+    Some(params) => params,
+    None => unreachable!(),
+});
+
+/// Secret of the hash that spreads new sources over the aggregate buckets.
+#[unsafe(no_mangle)]
+pub(crate) static AGGREGATE_SEED: Global<u64> = Global::new(0);
+
+/// How often an update of a bucket is tried while other CPUs change it. 0 is for the test of that outcome.
+#[unsafe(no_mangle)]
+pub(crate) static SWAP_ATTEMPTS: Global<u32> = Global::new(MAX_SWAP_ATTEMPTS);
+
+/// What the verifier can follow with ease. Each failed attempt means that another CPU has succeeded.
+pub(crate) const MAX_SWAP_ATTEMPTS: u32 = 16;
+
+#[inline(always)]
+pub(crate) fn is_on(global: &Global<u8>) -> bool {
+    global.load() != 0
+}

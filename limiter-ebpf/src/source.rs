@@ -1,0 +1,129 @@
+//! Sources of either family: what they are called in which map.
+
+use limiter_common::{
+    acl::AclEntry,
+    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6, aggregate_index},
+    budget::Budget,
+    rule::PacketRule,
+};
+
+use crate::{
+    globals,
+    maps::{self, BucketState},
+};
+
+/// A source address, whole.
+pub(crate) trait Family: Copy {
+    type Key;
+    /// Bits of an address.
+    const BITS: u32;
+    /// Its bit in the globals that name families.
+    const BIT: u8;
+
+    fn key(self) -> Self::Key;
+    /// The longest allow prefix of at most `prefix_len` bits.
+    fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
+    fn deny<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
+    fn rule<'a>(self) -> Option<&'a PacketRule>;
+    fn budget<'a>(key: &Self::Key) -> Option<&'a Budget>;
+    fn bucket(key: &Self::Key) -> Option<BucketState>;
+    /// Puts a full bucket there unless there is one.
+    fn create_bucket(key: &Self::Key, now_ticks: u64);
+    /// The bucket that new sources of its neighbourhood share.
+    fn aggregate(self) -> Option<BucketState>;
+}
+
+impl Family for [u8; 4] {
+    type Key = SrcKeyV4;
+    const BITS: u32 = 32;
+    const BIT: u8 = 1;
+
+    #[inline(always)]
+    fn key(self) -> SrcKeyV4 {
+        SrcKeyV4::new(self, SrcMaskV4(globals::SRC_MASK_V4.load().to_ne_bytes()))
+    }
+
+    #[inline(always)]
+    fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry> {
+        maps::allow_v4(self, prefix_len)
+    }
+
+    #[inline(always)]
+    fn deny<'a>(self, prefix_len: u32) -> Option<&'a AclEntry> {
+        maps::deny_v4(self, prefix_len)
+    }
+
+    #[inline(always)]
+    fn rule<'a>(self) -> Option<&'a PacketRule> {
+        let longest = if globals::RULE_FAMILIES.load() & Self::BIT != 0 { maps::rule_index_v4(self) } else { None };
+        maps::rule(longest.unwrap_or_else(|| globals::DEFAULT_RULE_V4.load()))
+    }
+
+    #[inline(always)]
+    fn budget<'a>(key: &SrcKeyV4) -> Option<&'a Budget> {
+        maps::budget_v4(key)
+    }
+
+    #[inline(always)]
+    fn bucket(key: &SrcKeyV4) -> Option<BucketState> {
+        maps::bucket_v4(key)
+    }
+
+    #[inline(always)]
+    fn create_bucket(key: &SrcKeyV4, now_ticks: u64) {
+        maps::create_bucket_v4(key, now_ticks);
+    }
+
+    #[inline(always)]
+    fn aggregate(self) -> Option<BucketState> {
+        maps::aggregate(aggregate_index::v4(self, globals::AGGREGATE_SEED.load()))
+    }
+}
+
+impl Family for [u8; 16] {
+    type Key = SrcKeyV6;
+    const BITS: u32 = 128;
+    const BIT: u8 = 2;
+
+    #[inline(always)]
+    fn key(self) -> SrcKeyV6 {
+        let [high, low] = globals::SRC_MASK_V6.load();
+        SrcKeyV6::new(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()))
+    }
+
+    #[inline(always)]
+    fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry> {
+        maps::allow_v6(self, prefix_len)
+    }
+
+    #[inline(always)]
+    fn deny<'a>(self, prefix_len: u32) -> Option<&'a AclEntry> {
+        maps::deny_v6(self, prefix_len)
+    }
+
+    #[inline(always)]
+    fn rule<'a>(self) -> Option<&'a PacketRule> {
+        let longest = if globals::RULE_FAMILIES.load() & Self::BIT != 0 { maps::rule_index_v6(self) } else { None };
+        maps::rule(longest.unwrap_or_else(|| globals::DEFAULT_RULE_V6.load()))
+    }
+
+    #[inline(always)]
+    fn budget<'a>(key: &SrcKeyV6) -> Option<&'a Budget> {
+        maps::budget_v6(key)
+    }
+
+    #[inline(always)]
+    fn bucket(key: &SrcKeyV6) -> Option<BucketState> {
+        maps::bucket_v6(key)
+    }
+
+    #[inline(always)]
+    fn create_bucket(key: &SrcKeyV6, now_ticks: u64) {
+        maps::create_bucket_v6(key, now_ticks);
+    }
+
+    #[inline(always)]
+    fn aggregate(self) -> Option<BucketState> {
+        maps::aggregate(aggregate_index::v6(self, globals::AGGREGATE_SEED.load()))
+    }
+}

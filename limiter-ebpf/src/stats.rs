@@ -1,0 +1,27 @@
+//! Counters: the verdict and its reason are the index.
+
+use limiter_common::{
+    stats::{self, NO_RULE},
+    verdict::Verdict,
+};
+
+use crate::maps;
+
+/// A verdict, and the slot of the rule that it comes from.
+#[derive(Clone, Copy)]
+pub(crate) struct Ruling {
+    pub(crate) verdict: Verdict,
+    pub(crate) slot: u32,
+}
+
+impl From<Verdict> for Ruling {
+    #[inline(always)]
+    fn from(verdict: Verdict) -> Self {
+        Self { verdict, slot: NO_RULE }
+    }
+}
+
+#[inline(always)]
+pub(crate) fn record(ruling: Ruling, bytes: u64) {
+    maps::count(stats::rule_index(ruling.slot, ruling.verdict), bytes);
+}

@@ -1,0 +1,212 @@
+//! Allow and deny prefixes as the agent knows them, so that listing and expiring never walk through a map.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+use ipnet::{IpNet, Ipv4Net};
+use limiter_common::{
+    acl::{AclEntry, Origin},
+    time::KtimeNs,
+};
+
+use super::{AclListing, DataplaneError, List};
+
+/// Without host bits; an IPv4-mapped IPv6 prefix is the IPv4 prefix.
+pub fn canonical(prefix: IpNet) -> IpNet {
+    const MAPPED_BITS: u8 = 96;
+    if let IpNet::V6(v6) = prefix
+        && let Some(v4) = v6.addr().to_ipv4_mapped()
+        && let Some(len) = v6.prefix_len().checked_sub(MAPPED_BITS)
+        && let Ok(net) = Ipv4Net::new(v4, len)
+    {
+        return IpNet::V4(net.trunc());
+    }
+    prefix.trunc()
+}
+
+/// A deadline from now.
+pub(super) fn deadline(now: KtimeNs, lasts: Duration) -> KtimeNs {
+    now.saturating_add_ns(u64::try_from(lasts.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// How long until then; `None` for never.
+pub(super) fn remaining(now: KtimeNs, deadline: KtimeNs) -> Option<Duration> {
+    (deadline != KtimeNs::NEVER).then(|| Duration::from_nanos(deadline.get().saturating_sub(now.get())))
+}
+
+/// Both lists. An entry of the policy goes before an operator's of the same prefix, since it has no deadline.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Acl {
+    policy: BTreeMap<(List, IpNet), ()>,
+    operators: BTreeMap<(List, IpNet), KtimeNs>,
+}
+
+impl Acl {
+    /// The policy's lists, and the entries of operators that hold beside them.
+    pub(super) fn new(
+        allow: &[IpNet],
+        deny: &[IpNet],
+        operators: impl IntoIterator<Item = ((List, IpNet), KtimeNs)>,
+        now: KtimeNs,
+    ) -> Self {
+        let allow = allow.iter().map(|prefix| (List::Allow, canonical(*prefix)));
+        let deny = deny.iter().map(|prefix| (List::Deny, canonical(*prefix)));
+        let policy: BTreeMap<_, _> = allow.chain(deny).map(|key| (key, ())).collect();
+        let operators =
+            operators.into_iter().filter(|(key, deadline)| *deadline > now && !policy.contains_key(key)).collect();
+        Self { policy, operators }
+    }
+
+    pub(super) fn operators(&self) -> impl Iterator<Item = ((List, IpNet), KtimeNs)> {
+        self.operators.iter().map(|(key, deadline)| (*key, *deadline))
+    }
+
+    /// Everything that belongs in the maps.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (List, IpNet, AclEntry)> {
+        let policy = self.policy.keys().map(|(list, prefix)| {
+            (*list, *prefix, AclEntry::new(prefix.prefix_len(), Origin::Policy, KtimeNs::NEVER))
+        });
+        let operators = self.operators.iter().map(|((list, prefix), deadline)| {
+            (*list, *prefix, AclEntry::new(prefix.prefix_len(), Origin::Operator, *deadline))
+        });
+        policy.chain(operators)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.policy.len() + self.operators.len()
+    }
+
+    pub(super) fn count(&self, list: List, ipv4: bool) -> usize {
+        let is_wanted = |(of, prefix): &(List, IpNet)| *of == list && matches!(prefix, IpNet::V4(_)) == ipv4;
+        self.policy.keys().filter(|key| is_wanted(key)).count()
+            + self.operators.keys().filter(|key| is_wanted(key)).count()
+    }
+
+    pub(super) fn in_policy(&self, list: List, prefix: IpNet) -> bool {
+        self.policy.contains_key(&(list, prefix))
+    }
+
+    /// The allow prefix that holds and contains `prefix`.
+    pub(super) fn allow_around(&self, prefix: IpNet, now: KtimeNs) -> Option<IpNet> {
+        let holds = |key: &(List, IpNet)| {
+            self.policy.contains_key(key) || self.operators.get(key).is_some_and(|deadline| *deadline > now)
+        };
+        // From the prefix itself to /0: at most 129 lookups, however long the lists are.
+        let mut around = Some(prefix);
+        while let Some(candidate) = around {
+            if holds(&(List::Allow, candidate)) {
+                return Some(candidate);
+            }
+            around = candidate.supernet();
+        }
+        None
+    }
+
+    pub(super) fn insert(&mut self, list: List, prefix: IpNet, deadline: KtimeNs) {
+        self.operators.insert((list, prefix), deadline);
+    }
+
+    pub(super) fn remove(&mut self, list: List, prefix: IpNet) -> Result<(), DataplaneError> {
+        match self.operators.remove(&(list, prefix)) {
+            Some(_) => Ok(()),
+            None => Err(DataplaneError::Absent { list, prefix, in_policy: self.in_policy(list, prefix) }),
+        }
+    }
+
+    /// Operators' entries whose deadline has passed.
+    pub(super) fn expired(&self, now: KtimeNs) -> Vec<(List, IpNet)> {
+        self.operators.iter().filter(|(_, deadline)| **deadline <= now).map(|(key, _)| *key).collect()
+    }
+
+    pub(super) fn list(&self, now: KtimeNs) -> Vec<AclListing> {
+        let policy = self.policy.keys().map(|(list, prefix)| AclListing {
+            list: *list,
+            prefix: *prefix,
+            origin: Origin::Policy,
+            remaining: None,
+        });
+        let operators = self.operators.iter().filter(|(_, deadline)| **deadline > now);
+        let operators = operators.map(|((list, prefix), deadline)| AclListing {
+            list: *list,
+            prefix: *prefix,
+            origin: Origin::Operator,
+            remaining: remaining(now, *deadline),
+        });
+        policy.chain(operators).collect()
+    }
+}
+
+/// A single address as a prefix.
+pub(super) fn host(address: IpAddr) -> IpNet {
+    IpNet::from(address.to_canonical())
+}
+
+/// Shorthand for the map side: the prefix length and the address in network order.
+pub(super) enum Prefix {
+    V4(u32, [u8; 4]),
+    V6(u32, [u8; 16]),
+}
+
+impl From<IpNet> for Prefix {
+    fn from(prefix: IpNet) -> Self {
+        match prefix {
+            IpNet::V4(v4) => Self::V4(v4.prefix_len().into(), v4.addr().octets()),
+            IpNet::V6(v6) => Self::V6(v6.prefix_len().into(), v6.addr().octets()),
+        }
+    }
+}
+
+impl Prefix {
+    /// The other direction, for what is found in a map. `None` for a length that no address has.
+    pub(super) fn v4(prefix_len: u32, octets: [u8; 4]) -> Option<IpNet> {
+        IpNet::new(Ipv4Addr::from(octets).into(), u8::try_from(prefix_len).ok()?).ok()
+    }
+
+    pub(super) fn v6(prefix_len: u32, octets: [u8; 16]) -> Option<IpNet> {
+        IpNet::new(std::net::Ipv6Addr::from(octets).into(), u8::try_from(prefix_len).ok()?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn mapped_prefixes_are_ipv4_and_host_bits_are_cut() {
+        for (given, expected) in [
+            ("192.0.2.77/24", "192.0.2.0/24"),
+            ("::ffff:192.0.2.77/120", "192.0.2.0/24"),
+            ("::ffff:192.0.2.77/64", "::/64"),
+            ("2001:db8::1/32", "2001:db8::/32"),
+        ] {
+            assert_eq!(canonical(net(given)), net(expected), "{given}");
+        }
+    }
+
+    #[test]
+    fn finds_the_allow_prefix_around_another() {
+        let now = KtimeNs::new(100);
+        let operators = [((List::Allow, net("198.51.100.0/24")), KtimeNs::new(101))];
+        let acl = Acl::new(&[net("192.0.2.0/24")], &[], operators, now);
+        assert_eq!(acl.allow_around(net("192.0.2.7/32"), now), Some(net("192.0.2.0/24")));
+        assert_eq!(acl.allow_around(net("192.0.0.0/16"), now), None);
+        assert_eq!(acl.allow_around(net("198.51.100.0/25"), now), Some(net("198.51.100.0/24")));
+        assert_eq!(acl.allow_around(net("198.51.100.0/25"), KtimeNs::new(101)), None, "expired");
+    }
+
+    #[test]
+    fn entries_of_the_policy_go_before_operators() {
+        let operators = [((List::Deny, net("192.0.2.0/24")), KtimeNs::new(101))];
+        let acl = Acl::new(&[], &[net("192.0.2.0/24")], operators, KtimeNs::new(0));
+        let entries: Vec<_> = acl.entries().collect();
+        assert_eq!(entries.len(), 1);
+        assert_eq!(entries[0].2.deadline(), KtimeNs::NEVER);
+    }
+}

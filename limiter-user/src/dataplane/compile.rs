@@ -1,0 +1,112 @@
+//! From packet rules of the policy to what goes into the maps. Pure.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use ipnet::IpNet;
+use limiter_common::{
+    gcra::GcraParams,
+    rule::{Dimension, EnforcementMode, PacketRule},
+    schema::MAX_RULE_PREFIXES,
+};
+
+use super::{DataplaneError, acl::canonical};
+use crate::policy::PacketRuleSpec;
+
+/// Packet rules, in the order of their indices.
+#[derive(Debug, Default)]
+pub(super) struct CompiledRules {
+    pub(super) rules: Vec<CompiledRule>,
+    /// Prefixes that are shorter than all addresses, with the index of their rule.
+    pub(super) prefixes: Vec<(IpNet, u32)>,
+    pub(super) default_v4: Option<u32>,
+    pub(super) default_v6: Option<u32>,
+    /// Bits of the dimensions that any rule limits.
+    pub(super) limits: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct CompiledRule {
+    pub(super) id: Arc<str>,
+    mode: EnforcementMode,
+    limits: Vec<(Dimension, GcraParams)>,
+}
+
+impl CompiledRule {
+    pub(super) fn entry(&self, slot: u32) -> PacketRule {
+        let rule = PacketRule::new(self.mode, slot);
+        self.limits.iter().fold(rule, |rule, (dimension, params)| rule.with_limit(*dimension, *params))
+    }
+}
+
+pub(super) fn compile(specs: &[PacketRuleSpec]) -> Result<CompiledRules, DataplaneError> {
+    let mut compiled = CompiledRules::default();
+    let mut by_prefix: BTreeMap<IpNet, &PacketRuleSpec> = BTreeMap::new();
+    for (index, spec) in specs.iter().enumerate() {
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        if index >= MAX_RULE_PREFIXES {
+            let (what, capacity) = ("packet rules", MAX_RULE_PREFIXES);
+            return Err(DataplaneError::TooMany { what, count: specs.len(), capacity });
+        }
+        let prefix = canonical(spec.cidr);
+        if let Some(other) = by_prefix.insert(prefix, spec) {
+            let (first, second) = (other.id.to_string(), spec.id.to_string());
+            return Err(DataplaneError::DuplicatePrefix { first, second, prefix });
+        }
+        match (prefix, prefix.prefix_len()) {
+            (IpNet::V4(_), 0) => compiled.default_v4 = Some(index),
+            (IpNet::V6(_), 0) => compiled.default_v6 = Some(index),
+            (IpNet::V4(_) | IpNet::V6(_), _) => compiled.prefixes.push((prefix, index)),
+        }
+        let rule = compile_rule(spec)?;
+        compiled.limits |= rule.limits.iter().fold(0, |bits, (dimension, _)| bits | dimension.bit());
+        compiled.rules.push(rule);
+    }
+    Ok(compiled)
+}
+
+fn compile_rule(spec: &PacketRuleSpec) -> Result<CompiledRule, DataplaneError> {
+    let mut limits = Vec::new();
+    for (dimension, quota) in [
+        (Dimension::Packets, spec.packets),
+        (Dimension::Bytes, spec.bytes),
+        (Dimension::Connections, spec.new_connections),
+    ] {
+        if let Some(quota) = quota {
+            let params =
+                quota.params().map_err(|source| DataplaneError::Quota { rule: spec.id.to_string(), source })?;
+            limits.push((dimension, params));
+        }
+    }
+    Ok(CompiledRule { id: Arc::clone(&spec.id), mode: spec.mode, limits })
+}
+
+#[cfg(test)]
+mod tests {
+    use limiter_common::quota::{Quota, Rate};
+
+    use super::*;
+
+    fn spec(id: &str, cidr: &str, packets_a_second: u64) -> PacketRuleSpec {
+        let rate = Rate { count: packets_a_second, per_ns: 1_000_000_000 };
+        let mut spec = PacketRuleSpec::new(id, cidr.parse().unwrap(), EnforcementMode::Enforce);
+        spec.packets = Some(Quota { rate, burst: 10 });
+        spec
+    }
+
+    #[test]
+    fn all_addresses_are_no_prefix() {
+        let compiled =
+            compile(&[spec("six", "::/0", 1), spec("net", "192.0.2.0/24", 1), spec("four", "0.0.0.0/0", 1)]).unwrap();
+        assert_eq!((compiled.default_v4, compiled.default_v6), (Some(2), Some(0)));
+        assert_eq!(compiled.prefixes, [("192.0.2.0/24".parse().unwrap(), 1)]);
+        assert_eq!(compiled.limits, Dimension::Packets.bit());
+    }
+
+    #[test]
+    fn two_rules_of_one_prefix_and_impossible_quotas_are_refused() {
+        let duplicate = compile(&[spec("a", "192.0.2.1/24", 1), spec("b", "192.0.2.0/24", 1)]).unwrap_err();
+        assert_eq!(duplicate.to_string(), "packet rules a and b have the same prefix 192.0.2.0/24");
+        let zero = compile(&[spec("a", "192.0.2.1/24", 0)]).unwrap_err();
+        assert!(zero.to_string().starts_with("packet rule a: rate is 0"), "{zero}");
+    }
+}

@@ -1,0 +1,68 @@
+//! Settings of the packet layer.
+
+use std::path::PathBuf;
+
+use limiter_common::{addr::SrcPrefixes, quota::Quota};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataplaneConfig {
+    /// Empty: the program is loaded and attached nowhere.
+    pub interfaces: Vec<String>,
+    pub mode: XdpMode,
+    pub protect: Protect,
+    /// On a BPF file system.
+    pub pin_dir: PathBuf,
+    /// Buckets of each family.
+    pub max_sources: u32,
+    pub on_exit: OnExit,
+    /// Otherwise malformed packets are counted and passed.
+    pub drop_malformed: bool,
+    pub src_prefixes: SrcPrefixes,
+    /// Whether budgets may be pushed; otherwise packets are spared the lookup.
+    pub budgets: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum XdpMode {
+    /// Native, or generic where the driver has no native mode, which is said aloud.
+    #[default]
+    Auto,
+    Native,
+    Generic,
+}
+
+/// The traffic that limits apply to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Protect {
+    All,
+    Ports(Vec<(Transport, u16)>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    Tcp,
+    Udp,
+}
+
+/// What happens to enforcement when the agent ends in good order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum OnExit {
+    #[default]
+    Keep,
+    Detach,
+}
+
+/// Numbers of the program that no configuration file names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// How often an update of a bucket is tried while other CPUs change it; at most 16.
+    pub swap_attempts: u32,
+    /// How many new sources get a bucket of their own. `None`: a hundredth of `max_sources` a second.
+    pub new_sources: Option<Quota>,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { swap_attempts: 16, new_sources: None }
+    }
+}

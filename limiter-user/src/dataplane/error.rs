@@ -1,0 +1,166 @@
+//! What can go wrong with the XDP program. Every message names the operation, the object, and where there is one the
+//! remedy.
+
+use std::{error::Error, io, path::PathBuf};
+
+use ipnet::IpNet;
+use limiter_common::quota::QuotaError;
+use nix::errno::Errno;
+use thiserror::Error as ThisError;
+
+use super::{AttachedMode, List};
+
+/// An error of the kernel interface, whichever call it is from.
+pub type Source = Box<dyn Error + Send + Sync>;
+
+#[derive(Debug, ThisError)]
+#[non_exhaustive]
+pub enum DataplaneError {
+    #[error("load the XDP program: this binary was built without it; build it with \"cargo xtask build\"")]
+    NoObject,
+
+    #[error("{operation} {object}: no permission; run as root, or with CAP_BPF and CAP_NET_ADMIN")]
+    Permission { operation: &'static str, object: String, source: Source },
+
+    #[error("attach to {interface}: there is no such interface; see \"ip link\"")]
+    NoSuchInterface { interface: String },
+
+    #[error("attach to {interface}: {holder} is attached there; remove it with \"ip link set dev {interface} xdp off\" or leave the interface out")]
+    Busy { interface: String, holder: String, source: Source },
+
+    #[error("attach to {interface} in {mode} mode: {}; use mode = \"auto\" or \"generic\"", chain(source.as_ref()), mode = mode.as_str())]
+    NotSupported { interface: String, mode: AttachedMode, source: Source },
+
+    #[error("pin in {}: not on a BPF file system; mount one with \"mount -t bpf bpf /sys/fs/bpf\"", path.display())]
+    NoBpffs { path: PathBuf },
+
+    #[error("{operation} {}: {source}", path.display())]
+    Pin { operation: &'static str, path: PathBuf, source: io::Error },
+
+    #[error("load the XDP program: {}", chain(source.as_ref()))]
+    Load { source: Source },
+
+    #[error("load the XDP program: the kernel's verifier refuses it: {log}")]
+    Verifier { log: String, source: Source },
+
+    #[error("the object has no {what}; it is of another version of the agent")]
+    Object { what: &'static str },
+
+    #[error("pinned maps in {} use schema {pinned}, this agent needs {ours}: run \"limiter unpin\" first", path.display())]
+    SchemaVersion { path: PathBuf, pinned: String, ours: u32 },
+
+    #[error("pinned map {map} has {what} {pinned}, this agent needs {ours}: run \"limiter unpin\" first")]
+    MapMismatch { map: &'static str, what: &'static str, pinned: String, ours: String },
+
+    #[error("{operation} the map {map}: {}", chain(source.as_ref()))]
+    Map { operation: &'static str, map: &'static str, source: Source },
+
+    #[error("{operation} the XDP link of {interface}: {}", chain(source.as_ref()))]
+    Link { operation: &'static str, interface: String, source: Source },
+
+    #[error("packet rule {rule}: {source}")]
+    Quota { rule: String, source: QuotaError },
+
+    #[error("packet rules {first} and {second} have the same prefix {prefix}")]
+    DuplicatePrefix { first: String, second: String, prefix: IpNet },
+
+    #[error("rule {rule}: an id has 1 to 64 bytes")]
+    RuleId { rule: String },
+
+    #[error("too many {what}: {count}, and there is room for {capacity}")]
+    TooMany { what: &'static str, count: usize, capacity: u32 },
+
+    #[error("{prefix} is not in the {list} list of operators{}", if *.in_policy { "; the policy file has it, remove it there" } else { "" })]
+    Absent { list: List, prefix: IpNet, in_policy: bool },
+
+    #[error("{prefix} would not be blocked: the allow prefix {allow} contains it and goes first")]
+    Covered { prefix: IpNet, allow: IpNet },
+
+    #[error("push a budget: budgets are switched off")]
+    BudgetsOff,
+
+    #[error("run the XDP program on a packet: {}", chain(source.as_ref()))]
+    TestRun { source: Source },
+}
+
+/// What an error means for whoever has to act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    Permission,
+    /// The kernel, a driver or another program does not let us.
+    Unavailable,
+    /// The configuration, the policy or what an operator asked for.
+    Configuration,
+    Internal,
+}
+
+impl DataplaneError {
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Permission { .. } => ErrorKind::Permission,
+            Self::NoObject
+            | Self::Busy { .. }
+            | Self::NotSupported { .. }
+            | Self::NoBpffs { .. }
+            | Self::SchemaVersion { .. }
+            | Self::MapMismatch { .. }
+            | Self::Verifier { .. }
+            | Self::Load { .. }
+            | Self::Pin { .. } => ErrorKind::Unavailable,
+            Self::NoSuchInterface { .. }
+            | Self::Quota { .. }
+            | Self::DuplicatePrefix { .. }
+            | Self::RuleId { .. }
+            | Self::TooMany { .. }
+            | Self::Absent { .. }
+            | Self::Covered { .. }
+            | Self::BudgetsOff => ErrorKind::Configuration,
+            Self::Object { .. } | Self::Map { .. } | Self::Link { .. } | Self::TestRun { .. } => ErrorKind::Internal,
+        }
+    }
+}
+
+/// The number of the system call's error, wherever in the chain it is.
+pub(super) fn errno(error: &(dyn Error + 'static)) -> Option<Errno> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(number) = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+            return Some(Errno::from_raw(number));
+        }
+        next = error.source();
+    }
+    None
+}
+
+pub(super) fn is_permission(error: &(dyn Error + 'static)) -> bool {
+    matches!(errno(error), Some(Errno::EPERM | Errno::EACCES))
+}
+
+/// An error and what caused it, in one line.
+pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// For `map_err` on maps.
+pub(super) fn map_error<E: Error + Send + Sync + 'static>(
+    operation: &'static str,
+    map: &'static str,
+) -> impl FnOnce(E) -> DataplaneError {
+    move |error| {
+        if is_permission(&error) {
+            DataplaneError::Permission { operation, object: format!("the map {map}"), source: Box::new(error) }
+        } else {
+            DataplaneError::Map { operation, map, source: Box::new(error) }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The real data plane.
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use limiter_common::{
+    acl::{AclEntry, Origin},
+    budget::{Budget, BudgetReason},
+    quota::Quota,
+    schema::{MAX_ACL_PREFIXES, MAX_BUDGETS},
+    stats::NO_RULE,
+    time::KtimeNs,
+    verdict::Verdict,
+};
+use parking_lot::RwLock;
+
+use super::{
+    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneConfig, DataplaneError, List,
+    MapUsage, OnExit, RuleCounter, Tuning,
+    acl::{self, Acl, canonical},
+    attach,
+    compile::{self, CompiledRules},
+    loader::{self, Attached, CREATED, Plan},
+    maps,
+    pins::PinDir,
+};
+use crate::{clock::ktime, policy::Policy};
+
+/// A program in force, and what the agent knows of its maps.
+///
+/// Dropping it changes nothing in the kernel: the program goes on behind its pinned links.
+#[derive(Debug)]
+pub struct KernelDataplane {
+    object: Cow<'static, [u8]>,
+    config: DataplaneConfig,
+    tuning: Tuning,
+    state: RwLock<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    attached: Attached,
+    rules: CompiledRules,
+    /// Ids of request rules, whose slots are not given away.
+    request_rules: Vec<Arc<str>>,
+    acl: Acl,
+    budgets: HashMap<IpAddr, Budget>,
+}
+
+/// Result of running the program on a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TestRun {
+    pub dropped: bool,
+    /// Time that one run took, on average.
+    pub duration: Duration,
+}
+
+impl KernelDataplane {
+    /// Loads the program and puts it in force; takes over what an earlier agent left pinned. An error leaves nothing
+    /// attached or pinned that was not before.
+    pub fn start(
+        object: impl Into<Cow<'static, [u8]>>,
+        config: DataplaneConfig,
+        policy: &Policy,
+        tuning: Tuning,
+    ) -> Result<Self, DataplaneError> {
+        let object = object.into();
+        let state = bring_up(&object, &config, &tuning, policy, None)?;
+        let budgets = state.attached.maps.read_budgets()?.into_iter().collect();
+        let state = RwLock::new(State { budgets, ..state });
+        Ok(Self { object, config, tuning, state })
+    }
+
+    /// Runs the program on a frame, as if it had arrived. Counts and charges.
+    pub fn test_run(&self, frame: &[u8], repeat: u32) -> Result<TestRun, DataplaneError> {
+        const XDP_DROP: u32 = 1;
+        let result = self.state.read().attached.test_run(frame, repeat)?;
+        Ok(TestRun { dropped: result.return_value == XDP_DROP, duration: result.duration })
+    }
+
+    /// Instructions that the verifier walked through.
+    pub fn verified_instructions(&self) -> Option<u32> {
+        self.state.read().attached.verified_instructions
+    }
+
+    fn put(&self, list: List, prefix: IpNet, lasts: Option<Duration>) -> Result<(), DataplaneError> {
+        let prefix = canonical(prefix);
+        let now = ktime();
+        let deadline = lasts.map_or(KtimeNs::NEVER, |lasts| acl::deadline(now, lasts));
+        let mut state = self.state.write();
+        if list == List::Deny
+            && let Some(allow) = state.acl.allow_around(prefix, now)
+        {
+            return Err(DataplaneError::Covered { prefix, allow });
+        }
+        // The policy's entry has no deadline, and so holds longer than any other.
+        if state.acl.in_policy(list, prefix) {
+            return Ok(());
+        }
+        let is_ipv4 = prefix.addr().is_ipv4();
+        let count = state.acl.count(list, is_ipv4) + 1;
+        if count > MAX_ACL_PREFIXES as usize {
+            let what = match list {
+                List::Allow => "allow prefixes",
+                List::Deny => "deny prefixes",
+            };
+            return Err(DataplaneError::TooMany { what, count, capacity: MAX_ACL_PREFIXES });
+        }
+        if state.attached.looks_up(list, is_ipv4) {
+            let entry = AclEntry::new(prefix.prefix_len(), Origin::Operator, deadline);
+            state.attached.maps.insert_acl(list, prefix, entry)?;
+            state.acl.insert(list, prefix, deadline);
+            return Ok(());
+        }
+        // The first prefix of its kind: the program in force does not look for one.
+        let mut acl = state.acl.clone();
+        acl.insert(list, prefix, deadline);
+        let attached = self.exchange(&mut state.attached, None, &acl)?;
+        state.attached = attached;
+        state.acl = acl;
+        Ok(())
+    }
+
+    fn take(&self, list: List, prefix: IpNet) -> Result<(), DataplaneError> {
+        let prefix = canonical(prefix);
+        let mut state = self.state.write();
+        let mut acl = state.acl.clone();
+        acl.remove(list, prefix)?;
+        state.attached.maps.remove_acl(list, prefix)?;
+        state.acl = acl;
+        Ok(())
+    }
+
+    fn push(
+        &self,
+        source: IpAddr,
+        lasts: Duration,
+        rule: &str,
+        budget: impl FnOnce(KtimeNs, u32) -> Budget,
+    ) -> Result<(), DataplaneError> {
+        if !self.config.budgets {
+            return Err(DataplaneError::BudgetsOff);
+        }
+        let source = self.config.src_prefixes.cut(source);
+        let mut state = self.state.write();
+        let State { attached, rules, request_rules, budgets, .. } = &mut *state;
+        if !budgets.contains_key(&source) {
+            let same_family = budgets.keys().filter(|known| known.is_ipv4() == source.is_ipv4()).count();
+            if same_family >= MAX_BUDGETS as usize {
+                let count = same_family + 1;
+                return Err(DataplaneError::TooMany { what: "budgets", count, capacity: MAX_BUDGETS });
+            }
+        }
+        let in_use = |id: &str| {
+            rules.rules.iter().any(|rule| &*rule.id == id) || request_rules.iter().any(|rule| &**rule == id)
+        };
+        let slot = loader::slot_for(&mut attached.maps, &mut attached.slots, rule, in_use)?.unwrap_or(NO_RULE);
+        let budget = budget(acl::deadline(ktime(), lasts), slot);
+        attached.maps.insert_budget(source, budget)?;
+        budgets.insert(source, budget);
+        Ok(())
+    }
+}
+
+/// Compiles a policy and puts it in force. `previous` is the program in force, if this process has one.
+fn bring_up(
+    object: &[u8],
+    config: &DataplaneConfig,
+    tuning: &Tuning,
+    policy: &Policy,
+    previous: Option<&mut State>,
+) -> Result<State, DataplaneError> {
+    let rules = compile::compile(&policy.packet_rules)?;
+    let (pins, created) = PinDir::prepare(&config.pin_dir)?;
+    let operators = match &previous {
+        Some(state) => state.acl.operators().collect(),
+        None => maps::read_operators(&pins)?,
+    };
+    let acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
+    let plan = Plan { object, config, tuning, rules: &rules, acl: &acl };
+    let previous = previous.map(|state| &mut state.attached);
+    let attached = loader::load(plan, pins, created)?.verify()?.fill()?.attach(previous)?;
+    let request_rules = policy.rules.iter().map(|rule| Arc::clone(&rule.id)).collect();
+    Ok(State { attached, rules, request_rules, acl, budgets: HashMap::new() })
+}

@@ -1,0 +1,414 @@
+//! Load, verify, fill, attach: in this order, which the types enforce. Each step takes what the step before returns.
+
+use std::hash::{BuildHasher as _, RandomState};
+
+use aya::{
+    Ebpf, EbpfLoader, EbpfError,
+    maps::{Array, LpmTrie, MapData, lpm_trie::Key},
+    programs::{ProgramError, TestRun as _, TestRunOptions, Xdp},
+};
+use limiter_common::{
+    addr::{SrcMaskV4, SrcMaskV6},
+    gcra::GcraParams,
+    quota::{Quota, Rate},
+    rule::{EnforcementMode, PacketRule},
+    schema::{self, Lifetime, MAPS, MAX_ACL_PREFIXES, PORT_WORDS, creation},
+    stats::RuleName,
+};
+
+use super::{
+    AttachedInterface, DataplaneConfig, DataplaneError, List, Protect, Transport, Tuning,
+    acl::{Acl, Prefix},
+    attach,
+    compile::CompiledRules,
+    error::{is_permission, map_error},
+    maps::{self, Maps},
+    pins::{CreatedPins, PinDir, pin_error},
+    slots::Slots,
+};
+
+const PROGRAM: &str = "limiter";
+const V4: u8 = 1;
+const V6: u8 = 2;
+
+/// The object that this binary carries.
+#[cfg(limiter_bpf_object)]
+pub fn embedded_object() -> Result<&'static [u8], DataplaneError> {
+    Ok(aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/limiter.bpf.o")))
+}
+
+/// The object that this binary carries.
+#[cfg(not(limiter_bpf_object))]
+pub fn embedded_object() -> Result<&'static [u8], DataplaneError> {
+    Err(DataplaneError::NoObject)
+}
+
+/// What a program is made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan<'a> {
+    pub(super) object: &'a [u8],
+    pub(super) config: &'a DataplaneConfig,
+    pub(super) tuning: &'a Tuning,
+    pub(super) rules: &'a CompiledRules,
+    pub(super) acl: &'a Acl,
+}
+
+/// Maps exist: the shared ones are those that were pinned, or new and pinned.
+pub(super) struct Loaded<'a> {
+    plan: Plan<'a>,
+    pins: PinDir,
+    created: CreatedPins,
+    ebpf: Ebpf,
+    seed: u64,
+}
+
+/// Maps are as the schema says, and the kernel has accepted the program.
+pub(super) struct Verified<'a>(Loaded<'a>);
+
+/// The policy is in the maps.
+pub(super) struct Configured<'a> {
+    plan: Plan<'a>,
+    pins: PinDir,
+    created: CreatedPins,
+    ebpf: Ebpf,
+    maps: Maps,
+    slots: Slots,
+}
+
+/// In force.
+#[derive(Debug)]
+pub(super) struct Attached {
+    ebpf: Ebpf,
+    pub(super) pins: PinDir,
+    pub(super) maps: Maps,
+    pub(super) slots: Slots,
+    pub(super) interfaces: Vec<AttachedInterface>,
+    pub(super) verified_instructions: Option<u32>,
+    /// Families that the program looks up in each list, as bits.
+    families: [u8; 2],
+    pub(super) max_sources: [u32; 2],
+}
+
+pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -> Result<Loaded<'a>, DataplaneError> {
+    for (list, name) in [(List::Allow, "allow prefixes"), (List::Deny, "deny prefixes")] {
+        for is_ipv4 in [true, false] {
+            let count = plan.acl.count(list, is_ipv4);
+            if count > MAX_ACL_PREFIXES as usize {
+                return Err(DataplaneError::TooMany { what: name, count, capacity: MAX_ACL_PREFIXES });
+            }
+        }
+    }
+    for missing in maps::check_pinned(&pins, plan.config.max_sources)? {
+        created.file(pins.map(missing));
+    }
+    let seed = match maps::read_pinned_seed(&pins)? {
+        0 => RandomState::new().hash_one(0).max(1),
+        seed => seed,
+    };
+    let globals = Globals::new(&plan, seed)?;
+    let shared: Vec<_> = MAPS.iter().filter(|map| map.lifetime == Lifetime::Shared).collect();
+    let mut loader = EbpfLoader::new();
+    for map in &shared {
+        loader.map_pin_path(map.name, pins.map(map.name));
+    }
+    let rules = u32::try_from(plan.rules.rules.len()).unwrap_or(u32::MAX).max(1);
+    loader
+        .map_max_entries("BUCKETS_V4", plan.config.max_sources)
+        .map_max_entries("BUCKETS_V6", plan.config.max_sources)
+        .map_max_entries("RULES", rules);
+    globals.apply(&mut loader);
+    let ebpf = loader.load(plan.object).map_err(load_error)?;
+    Ok(Loaded { plan, pins, created, ebpf, seed })
+}
+
+fn load_error(error: EbpfError) -> DataplaneError {
+    if is_permission(&error) {
+        let object = "of the XDP program".to_owned();
+        return DataplaneError::Permission { operation: "make the maps", object, source: Box::new(error) };
+    }
+    DataplaneError::Load { source: Box::new(error) }
+}
+
+fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, DataplaneError> {
+    const MISSING: DataplaneError = DataplaneError::Object { what: "XDP program" };
+    let program = ebpf.program_mut(PROGRAM).ok_or(MISSING)?;
+    program.try_into().map_err(|_: ProgramError| MISSING)
+}
+
+impl<'a> Loaded<'a> {
+    pub(super) fn verify(mut self) -> Result<Verified<'a>, DataplaneError> {
+        for spec in MAPS {
+            let map = self.ebpf.map(spec.name).ok_or(DataplaneError::Object { what: spec.name })?;
+            let (aya::maps::Map::Array(data)
+            | aya::maps::Map::HashMap(data)
+            | aya::maps::Map::LruHashMap(data)
+            | aya::maps::Map::LpmTrie(data)
+            | aya::maps::Map::PerCpuArray(data)) = map
+            else {
+                return Err(DataplaneError::Object { what: spec.name });
+            };
+            let info = data.info().map_err(map_error("look at", spec.name))?;
+            // The capacity of pinned buckets was looked at before.
+            maps::check(spec, &info, info.max_entries())?;
+        }
+        program(&mut self.ebpf)?.load().map_err(verifier_error)?;
+        Ok(Verified(self))
+    }
+}
+
+/// The end of the verifier's log names the instruction that it refuses.
+fn verifier_error(error: ProgramError) -> DataplaneError {
+    const LINES: usize = 12;
+    if is_permission(&error) {
+        let object = "program".to_owned();
+        return DataplaneError::Permission { operation: "load the XDP", object, source: Box::new(error) };
+    }
+    let text = error.to_string();
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let log = lines[lines.len().saturating_sub(LINES)..].join("\n");
+    DataplaneError::Verifier { log, source: Box::new(error) }
+}
+
+impl<'a> Verified<'a> {
+    pub(super) fn fill(self) -> Result<Configured<'a>, DataplaneError> {
+        let Loaded { plan, pins, mut created, mut ebpf, seed } = self.0;
+        for map in MAPS.iter().filter(|map| map.lifetime == Lifetime::Policy) {
+            let path = pins.next_map(map.name);
+            // Left by an agent that died between pinning and renaming.
+            if path.exists() {
+                std::fs::remove_file(&path).map_err(|source| pin_error("remove the pin", path.clone(), source))?;
+            }
+            let found = ebpf.map(map.name).ok_or(DataplaneError::Object { what: map.name })?;
+            found.pin(&path).map_err(map_error("pin", map.name))?;
+            created.file(path);
+        }
+        fill_ports(&mut ebpf, &plan.config.protect)?;
+        fill_prefixes(&mut ebpf, plan.rules)?;
+        let mut maps = Maps::take(&mut ebpf)?;
+        let mut slots = Slots::new(maps.read_rule_names()?);
+        fill_rules(&mut ebpf, &mut maps, &mut slots, plan.rules)?;
+        for (list, prefix, entry) in plan.acl.entries() {
+            maps.insert_acl(list, prefix, entry)?;
+        }
+        maps.write_seed(seed)?;
+        Ok(Configured { plan, pins, created, ebpf, maps, slots })
+    }
+}
+
+fn fill_ports(ebpf: &mut Ebpf, protect: &Protect) -> Result<(), DataplaneError> {
+    let Protect::Ports(ports) = protect else { return Ok(()) };
+    let mut words = vec![0u64; PORT_WORDS as usize];
+    for (transport, port) in ports {
+        let bit = match transport {
+            Transport::Tcp => schema::tcp_port_bit(*port),
+            Transport::Udp => schema::udp_port_bit(*port),
+        };
+        words[(bit / u64::BITS) as usize] |= 1 << (bit % u64::BITS);
+    }
+    let mut map: Array<&mut MapData, u64> = open(ebpf, "PORTS")?;
+    for (index, word) in (0..).zip(words) {
+        if word != 0 {
+            map.set(index, word, 0).map_err(map_error("write", "PORTS"))?;
+        }
+    }
+    Ok(())
+}
+
+fn fill_prefixes(ebpf: &mut Ebpf, rules: &CompiledRules) -> Result<(), DataplaneError> {
+    for (prefix, index) in &rules.prefixes {
+        match Prefix::from(*prefix) {
+            Prefix::V4(len, octets) => {
+                let mut map: LpmTrie<&mut MapData, [u8; 4], u32> = open(ebpf, "RULES_V4")?;
+                map.insert(&Key::new(len, octets), index, 0).map_err(map_error("write", "RULES_V4"))?;
+            }
+            Prefix::V6(len, octets) => {
+                let mut map: LpmTrie<&mut MapData, [u8; 16], u32> = open(ebpf, "RULES_V6")?;
+                map.insert(&Key::new(len, octets), index, 0).map_err(map_error("write", "RULES_V6"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn fill_rules(
+    ebpf: &mut Ebpf,
+    maps: &mut Maps,
+    slots: &mut Slots,
+    rules: &CompiledRules,
+) -> Result<(), DataplaneError> {
+    for (index, rule) in (0..).zip(&rules.rules) {
+        let in_use = |id: &str| rules.rules.iter().any(|rule| &*rule.id == id);
+        let slot = slot_for(maps, slots, &rule.id, in_use)?.ok_or(DataplaneError::TooMany {
+            what: "packet rules",
+            count: rules.rules.len(),
+            capacity: limiter_common::stats::RULE_SLOTS - 1,
+        })?;
+        let mut map: Array<&mut MapData, PacketRule> = open(ebpf, "RULES")?;
+        map.set(index, rule.entry(slot), 0).map_err(map_error("write", "RULES"))?;
+    }
+    // A map of no rules has one entry, which limits nothing.
+    if rules.rules.is_empty() {
+        let mut map: Array<&mut MapData, PacketRule> = open(ebpf, "RULES")?;
+        let nothing = PacketRule::new(EnforcementMode::Off, limiter_common::stats::NO_RULE);
+        map.set(0, nothing, 0).map_err(map_error("write", "RULES"))?;
+    }
+    Ok(())
+}
+
+/// The slot of a rule, taken now if it has none. `None` when all are in use.
+pub(super) fn slot_for(
+    maps: &mut Maps,
+    slots: &mut Slots,
+    rule: &str,
+    in_use: impl Fn(&str) -> bool,
+) -> Result<Option<u32>, DataplaneError> {
+    if let Some(slot) = slots.slot(rule) {
+        return Ok(Some(slot));
+    }
+    let name = RuleName::new(rule).ok_or_else(|| DataplaneError::RuleId { rule: rule.to_owned() })?;
+    let Some(taken) = slots.take(&rule.into(), in_use) else { return Ok(None) };
+    if taken.was_used {
+        maps.clear_counters(taken.slot)?;
+    }
+    maps.write_rule_name(taken.slot, name)?;
+    Ok(Some(taken.slot))
+}
+
+fn open<'a, M>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<M, DataplaneError>
+where
+    M: TryFrom<&'a mut aya::maps::Map, Error = aya::maps::MapError>,
+{
+    let map = ebpf.map_mut(name).ok_or(DataplaneError::Object { what: name })?;
+    M::try_from(map).map_err(map_error("open", name))
+}
+
+impl Configured<'_> {
+    /// `previous` is put back in force on interfaces that were switched over before another one failed.
+    pub(super) fn attach(self, previous: Option<&mut Attached>) -> Result<Attached, DataplaneError> {
+        let Self { plan, pins, created, mut ebpf, maps, slots } = self;
+        let config = plan.config;
+        let xdp = program(&mut ebpf)?;
+        let verified_instructions = xdp.info().ok().and_then(|info| info.verified_instruction_count());
+        let previous = previous.and_then(|attached| program(&mut attached.ebpf).ok());
+        let interfaces = attach::attach(xdp, previous, &config.interfaces, config.mode, &pins)?;
+        // The new program is in force; what fails from here on leaves only the old pins of policy maps.
+        let families = [List::Allow, List::Deny].map(|list| families(plan.acl, list));
+        let max_sources = ["BUCKETS_V4", "BUCKETS_V6"].map(|name| capacity(&ebpf, name).unwrap_or(config.max_sources));
+        pins.promote_policy_maps()?;
+        created.keep();
+        Ok(Attached { ebpf, pins, maps, slots, interfaces, verified_instructions, families, max_sources })
+    }
+}
+
+fn capacity(ebpf: &Ebpf, name: &str) -> Option<u32> {
+    match ebpf.map(name)? {
+        aya::maps::Map::LruHashMap(data) => Some(data.info().ok()?.max_entries()),
+        _ => None,
+    }
+}
+
+impl Attached {
+    /// Whether the program looks into this list for this family at all.
+    pub(super) fn looks_up(&self, list: List, is_ipv4: bool) -> bool {
+        let [allow, deny] = self.families;
+        let families = match list {
+            List::Allow => allow,
+            List::Deny => deny,
+        };
+        families & if is_ipv4 { V4 } else { V6 } != 0
+    }
+
+    pub(super) fn test_run(&self, frame: &[u8], repeat: u32) -> Result<aya::programs::TestRunResult, DataplaneError> {
+        const MISSING: DataplaneError = DataplaneError::Object { what: "XDP program" };
+        let program = self.ebpf.program(PROGRAM).ok_or(MISSING)?;
+        let program: &Xdp = program.try_into().map_err(|_: ProgramError| MISSING)?;
+        let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::new() };
+        program.test_run(options).map_err(|error| DataplaneError::TestRun { source: Box::new(error) })
+    }
+}
+
+/// Families of which a list has any entry, as bits.
+fn families(acl: &Acl, list: List) -> u8 {
+    let bit = |is_ipv4, bit| if acl.count(list, is_ipv4) > 0 { bit } else { 0 };
+    bit(true, V4) | bit(false, V6)
+}
+
+/// Values of the program's read-only globals.
+struct Globals {
+    drop_malformed: u8,
+    protect_all: u8,
+    protect_ports: u8,
+    allow_families: u8,
+    deny_families: u8,
+    rule_families: u8,
+    default_rule_v4: u32,
+    default_rule_v6: u32,
+    limits: u32,
+    has_budgets: u8,
+    src_mask_v4: u32,
+    src_mask_v6: [u64; 2],
+    creation_quota: GcraParams,
+    aggregate_seed: u64,
+    swap_attempts: u32,
+}
+
+impl Globals {
+    fn new(plan: &Plan<'_>, aggregate_seed: u64) -> Result<Self, DataplaneError> {
+        let Plan { config, tuning, rules, acl, .. } = plan;
+        let prefixes = config.src_prefixes;
+        let has_prefix_v4 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv4());
+        let has_prefix_v6 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv6());
+        let new_sources = tuning.new_sources.unwrap_or_else(|| default_creation(config.max_sources));
+        let creation_quota = new_sources
+            .params()
+            .map_err(|source| DataplaneError::Quota { rule: "for new sources".to_owned(), source })?;
+        Ok(Self {
+            drop_malformed: config.drop_malformed.into(),
+            protect_all: (config.protect == Protect::All).into(),
+            protect_ports: matches!(&config.protect, Protect::Ports(ports) if !ports.is_empty()).into(),
+            allow_families: families(acl, List::Allow),
+            deny_families: families(acl, List::Deny),
+            rule_families: if has_prefix_v4 { V4 } else { 0 } | if has_prefix_v6 { V6 } else { 0 },
+            default_rule_v4: rules.default_v4.unwrap_or(u32::MAX),
+            default_rule_v6: rules.default_v6.unwrap_or(u32::MAX),
+            limits: rules.limits,
+            has_budgets: config.budgets.into(),
+            src_mask_v4: u32::from_ne_bytes(SrcMaskV4::new(prefixes.ipv4).0),
+            src_mask_v6: SrcMaskV6::new(prefixes.ipv6).halves().map(u64::from_ne_bytes),
+            creation_quota,
+            aggregate_seed,
+            swap_attempts: tuning.swap_attempts,
+        })
+    }
+
+    fn apply<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        loader
+            .override_global("DROP_MALFORMED", &self.drop_malformed, true)
+            .override_global("PROTECT_ALL", &self.protect_all, true)
+            .override_global("PROTECT_PORTS", &self.protect_ports, true)
+            .override_global("ALLOW_FAMILIES", &self.allow_families, true)
+            .override_global("DENY_FAMILIES", &self.deny_families, true)
+            .override_global("RULE_FAMILIES", &self.rule_families, true)
+            .override_global("DEFAULT_RULE_V4", &self.default_rule_v4, true)
+            .override_global("DEFAULT_RULE_V6", &self.default_rule_v6, true)
+            .override_global("LIMITS", &self.limits, true)
+            .override_global("HAS_BUDGETS", &self.has_budgets, true)
+            .override_global("SRC_MASK_V4", &self.src_mask_v4, true)
+            .override_global("SRC_MASK_V6", &self.src_mask_v6, true)
+            .override_global("CREATION_QUOTA", &self.creation_quota, true)
+            .override_global("AGGREGATE_SEED", &self.aggregate_seed, true)
+            .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true);
+    }
+}
+
+/// A hundredth of the buckets a second, and a tenth at once: a flood of new sources needs 90 seconds and more to push
+/// out a bucket that is not in use.
+fn default_creation(max_sources: u32) -> Quota {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let max_sources = u64::from(max_sources);
+    let rate = Rate { count: (max_sources / 100).max(1), per_ns: SECOND_NS };
+    Quota { rate, burst: (max_sources / 10).max(100) }
+}
+
+/// Buckets that were made, by family.
+pub(super) const CREATED: [u32; 2] = [creation::CREATED_V4, creation::CREATED_V6];

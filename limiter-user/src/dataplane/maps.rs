@@ -1,0 +1,281 @@
+//! Maps of a loaded program, with their types, and the check of those that are pinned.
+
+use std::{net::IpAddr, sync::Arc};
+
+use aya::{
+    Ebpf,
+    maps::{
+        Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, MapType, PerCpuArray,
+        lpm_trie::Key,
+    },
+};
+use ipnet::IpNet;
+use limiter_common::{
+    acl::AclEntry,
+    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
+    budget::Budget,
+    schema::{Lifetime, MAPS, MapKind, MapSpec, creation},
+    stats::{Counter, RuleName, rule_index},
+    time::KtimeNs,
+    verdict::Verdict,
+};
+use nix::errno::Errno;
+
+use super::{
+    DataplaneError, List,
+    acl::Prefix,
+    error::{errno, map_error},
+    pins::PinDir,
+};
+
+/// The maps that the agent uses while a program is in force.
+#[derive(Debug)]
+pub(super) struct Maps {
+    allow_v4: LpmTrie<MapData, [u8; 4], AclEntry>,
+    allow_v6: LpmTrie<MapData, [u8; 16], AclEntry>,
+    deny_v4: LpmTrie<MapData, [u8; 4], AclEntry>,
+    deny_v6: LpmTrie<MapData, [u8; 16], AclEntry>,
+    budgets_v4: HashMap<MapData, SrcKeyV4, Budget>,
+    budgets_v6: HashMap<MapData, SrcKeyV6, Budget>,
+    creation: Array<MapData, u64>,
+    stats: PerCpuArray<MapData, Counter>,
+    rule_names: Array<MapData, RuleName>,
+}
+
+fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<M, DataplaneError> {
+    let map = ebpf.take_map(name).ok_or(DataplaneError::Object { what: name })?;
+    M::try_from(map).map_err(map_error("open", name))
+}
+
+impl Maps {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, DataplaneError> {
+        Ok(Self {
+            allow_v4: take(ebpf, "ALLOW_V4")?,
+            allow_v6: take(ebpf, "ALLOW_V6")?,
+            deny_v4: take(ebpf, "DENY_V4")?,
+            deny_v6: take(ebpf, "DENY_V6")?,
+            budgets_v4: take(ebpf, "BUDGETS_V4")?,
+            budgets_v6: take(ebpf, "BUDGETS_V6")?,
+            creation: take(ebpf, "CREATION")?,
+            stats: take(ebpf, "STATS")?,
+            rule_names: take(ebpf, "RULE_NAMES")?,
+        })
+    }
+
+    pub(super) fn insert_acl(&mut self, list: List, prefix: IpNet, entry: AclEntry) -> Result<(), DataplaneError> {
+        match (list, Prefix::from(prefix)) {
+            (List::Allow, Prefix::V4(len, octets)) => {
+                self.allow_v4.insert(&Key::new(len, octets), entry, 0).map_err(map_error("write", "ALLOW_V4"))
+            }
+            (List::Allow, Prefix::V6(len, octets)) => {
+                self.allow_v6.insert(&Key::new(len, octets), entry, 0).map_err(map_error("write", "ALLOW_V6"))
+            }
+            (List::Deny, Prefix::V4(len, octets)) => {
+                self.deny_v4.insert(&Key::new(len, octets), entry, 0).map_err(map_error("write", "DENY_V4"))
+            }
+            (List::Deny, Prefix::V6(len, octets)) => {
+                self.deny_v6.insert(&Key::new(len, octets), entry, 0).map_err(map_error("write", "DENY_V6"))
+            }
+        }
+    }
+
+    pub(super) fn remove_acl(&mut self, list: List, prefix: IpNet) -> Result<(), DataplaneError> {
+        let (map, removed) = match (list, Prefix::from(prefix)) {
+            (List::Allow, Prefix::V4(len, octets)) => ("ALLOW_V4", self.allow_v4.remove(&Key::new(len, octets))),
+            (List::Allow, Prefix::V6(len, octets)) => ("ALLOW_V6", self.allow_v6.remove(&Key::new(len, octets))),
+            (List::Deny, Prefix::V4(len, octets)) => ("DENY_V4", self.deny_v4.remove(&Key::new(len, octets))),
+            (List::Deny, Prefix::V6(len, octets)) => ("DENY_V6", self.deny_v6.remove(&Key::new(len, octets))),
+        };
+        absent_is_fine(removed).map_err(map_error("write", map)).map(|_| ())
+    }
+
+    /// `source` is cut to the configured prefix.
+    pub(super) fn insert_budget(&mut self, source: IpAddr, budget: Budget) -> Result<(), DataplaneError> {
+        match source {
+            IpAddr::V4(v4) => {
+                let key = SrcKeyV4::new(v4.octets(), SrcMaskV4::new(32));
+                self.budgets_v4.insert(key, budget, 0).map_err(map_error("write", "BUDGETS_V4"))
+            }
+            IpAddr::V6(v6) => {
+                let key = SrcKeyV6::new(v6.octets(), SrcMaskV6::new(128));
+                self.budgets_v6.insert(key, budget, 0).map_err(map_error("write", "BUDGETS_V6"))
+            }
+        }
+    }
+
+    /// Whether there was one.
+    pub(super) fn remove_budget(&mut self, source: IpAddr) -> Result<bool, DataplaneError> {
+        match source {
+            IpAddr::V4(v4) => {
+                let removed = self.budgets_v4.remove(&SrcKeyV4::new(v4.octets(), SrcMaskV4::new(32)));
+                absent_is_fine(removed).map_err(map_error("write", "BUDGETS_V4"))
+            }
+            IpAddr::V6(v6) => {
+                let removed = self.budgets_v6.remove(&SrcKeyV6::new(v6.octets(), SrcMaskV6::new(128)));
+                absent_is_fine(removed).map_err(map_error("write", "BUDGETS_V6"))
+            }
+        }
+    }
+
+    /// Walks through the maps: for a start, which takes over what an earlier agent has pushed.
+    pub(super) fn read_budgets(&self) -> Result<Vec<(IpAddr, Budget)>, DataplaneError> {
+        let mut budgets = Vec::new();
+        for entry in self.budgets_v4.iter() {
+            let (key, budget) = entry.map_err(map_error("read", "BUDGETS_V4"))?;
+            budgets.push((std::net::Ipv4Addr::from(key).into(), budget));
+        }
+        for entry in self.budgets_v6.iter() {
+            let (key, budget) = entry.map_err(map_error("read", "BUDGETS_V6"))?;
+            budgets.push((std::net::Ipv6Addr::from(key).into(), budget));
+        }
+        Ok(budgets)
+    }
+
+    /// The sum over all CPUs.
+    pub(super) fn counter(&self, slot: u32, verdict: Verdict) -> Result<Counter, DataplaneError> {
+        let values = self.stats.get(&rule_index(slot, verdict), 0).map_err(map_error("read", "STATS"))?;
+        Ok(values.iter().fold(Counter::default(), |sum, counter| sum.plus(*counter)))
+    }
+
+    pub(super) fn clear_counters(&mut self, slot: u32) -> Result<(), DataplaneError> {
+        for verdict in Verdict::all() {
+            let index = rule_index(slot, verdict);
+            let cpus = self.stats.get(&index, 0).map_err(map_error("read", "STATS"))?.len();
+            let zeros = vec![Counter::default(); cpus];
+            let zeros = aya::maps::PerCpuValues::try_from(zeros).map_err(map_error("write", "STATS"))?;
+            self.stats.set(index, zeros, 0).map_err(map_error("write", "STATS"))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn read_rule_names(&self) -> Result<Vec<(u32, Arc<str>)>, DataplaneError> {
+        let mut names = Vec::new();
+        for (slot, name) in (0..).zip(self.rule_names.iter()) {
+            let name = name.map_err(map_error("read", "RULE_NAMES"))?;
+            if let Some(rule) = name.as_str() {
+                names.push((slot, rule.into()));
+            }
+        }
+        Ok(names)
+    }
+
+    pub(super) fn write_rule_name(&mut self, slot: u32, name: RuleName) -> Result<(), DataplaneError> {
+        self.rule_names.set(slot, name, 0).map_err(map_error("write", "RULE_NAMES"))
+    }
+
+    pub(super) fn creation(&self, slot: u32) -> Result<u64, DataplaneError> {
+        self.creation.get(&slot, 0).map_err(map_error("read", "CREATION"))
+    }
+
+    pub(super) fn write_seed(&mut self, seed: u64) -> Result<(), DataplaneError> {
+        self.creation.set(creation::SEED, seed, 0).map_err(map_error("write", "CREATION"))
+    }
+}
+
+fn absent_is_fine(removed: Result<(), MapError>) -> Result<bool, MapError> {
+    match removed {
+        Ok(()) => Ok(true),
+        Err(MapError::KeyNotFound) => Ok(false),
+        Err(error) if errno(&error) == Some(Errno::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Entries of operators in the pinned policy maps of an earlier agent.
+pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<((List, IpNet), KtimeNs)>, DataplaneError> {
+    let mut found = Vec::new();
+    for (name, list) in [("ALLOW_V4", List::Allow), ("DENY_V4", List::Deny)] {
+        let Some(map) = open_pinned(pins, name)? else { continue };
+        let trie = LpmTrie::<_, [u8; 4], AclEntry>::try_from(Map::LpmTrie(map)).map_err(map_error("open", name))?;
+        for entry in trie.iter() {
+            let (key, entry) = entry.map_err(map_error("read", name))?;
+            if let Some(prefix) = Prefix::v4(key.prefix_len(), key.data()).filter(|_| entry.is_operators()) {
+                found.push(((list, prefix), entry.deadline()));
+            }
+        }
+    }
+    for (name, list) in [("ALLOW_V6", List::Allow), ("DENY_V6", List::Deny)] {
+        let Some(map) = open_pinned(pins, name)? else { continue };
+        let trie = LpmTrie::<_, [u8; 16], AclEntry>::try_from(Map::LpmTrie(map)).map_err(map_error("open", name))?;
+        for entry in trie.iter() {
+            let (key, entry) = entry.map_err(map_error("read", name))?;
+            if let Some(prefix) = Prefix::v6(key.prefix_len(), key.data()).filter(|_| entry.is_operators()) {
+                found.push(((list, prefix), entry.deadline()));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn open_pinned(pins: &PinDir, name: &'static str) -> Result<Option<MapData>, DataplaneError> {
+    let path = pins.map(name);
+    if !path.exists() {
+        return Ok(None);
+    }
+    MapData::from_pin(path).map(Some).map_err(map_error("open", name))
+}
+
+/// The seed of an earlier start; 0 when there is none.
+pub(super) fn read_pinned_seed(pins: &PinDir) -> Result<u64, DataplaneError> {
+    let Some(map) = open_pinned(pins, "CREATION")? else { return Ok(0) };
+    let creation = Array::<_, u64>::try_from(Map::Array(map)).map_err(map_error("open", "CREATION"))?;
+    creation.get(&creation::SEED, 0).map_err(map_error("read", "CREATION"))
+}
+
+/// Holds a pinned or new map against the schema. Policy maps may be made smaller; the buckets are as large as
+/// `max_sources` was when they were made.
+pub(super) fn check(spec: &MapSpec, found: &MapInfo, max_sources: u32) -> Result<(), DataplaneError> {
+    let mismatch = |what, pinned: String, ours: String| {
+        Err(DataplaneError::MapMismatch { map: spec.name, what, pinned, ours })
+    };
+    let kind = found.map_type().map_err(map_error("look at", spec.name))?;
+    if kind != kernel_type(spec.kind) {
+        return mismatch("type", format!("{kind:?}"), spec.kind.as_str().to_owned());
+    }
+    if found.key_size() != spec.key_size {
+        return mismatch("key size", found.key_size().to_string(), spec.key_size.to_string());
+    }
+    if found.value_size() != spec.value_size {
+        return mismatch("value size", found.value_size().to_string(), spec.value_size.to_string());
+    }
+    let capacity = found.max_entries();
+    match spec.lifetime {
+        Lifetime::Shared if spec.kind == MapKind::LruHash => {
+            if capacity != max_sources {
+                tracing::warn!(
+                    target: "limiter::dataplane",
+                    "{} holds {capacity} sources and is kept so that no bucket is lost; max_sources = {max_sources} \
+                     takes effect after \"limiter unpin\" and a restart",
+                    spec.name,
+                );
+            }
+            Ok(())
+        }
+        Lifetime::Shared if capacity != spec.capacity => {
+            mismatch("capacity", capacity.to_string(), spec.capacity.to_string())
+        }
+        Lifetime::Shared | Lifetime::Policy => Ok(()),
+    }
+}
+
+const fn kernel_type(kind: MapKind) -> MapType {
+    match kind {
+        MapKind::Array => MapType::Array,
+        MapKind::Hash => MapType::Hash,
+        MapKind::LpmTrie => MapType::LpmTrie,
+        MapKind::LruHash => MapType::LruHash,
+        MapKind::PerCpuArray => MapType::PerCpuArray,
+    }
+}
+
+/// Checks the shared maps that are pinned, and tells which are not.
+pub(super) fn check_pinned(pins: &PinDir, max_sources: u32) -> Result<Vec<&'static str>, DataplaneError> {
+    let mut missing = Vec::new();
+    for spec in MAPS.iter().filter(|spec| spec.lifetime == Lifetime::Shared) {
+        match open_pinned(pins, spec.name)? {
+            Some(map) => check(spec, &map.info().map_err(map_error("look at", spec.name))?, max_sources)?,
+            None => missing.push(spec.name),
+        }
+    }
+    Ok(missing)
+}
