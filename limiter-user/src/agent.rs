@@ -1,6 +1,6 @@
 //! The agent: everything is read, bound and loaded first, and only then does anything act.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use axum::{Router, http::HeaderName, routing};
@@ -14,10 +14,12 @@ use crate::{
         gate::Gate,
         serve::Listener,
     },
-    clock::{Clock, SharedClock, Stopwatch},
-    config::{Config, IdentityKind, RedisConfig, StoreKind},
-    dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane},
-    identity::{client_address::Gateways, keys::KeyFile},
+    cli::validate::Checked,
+    clock::{Clock, SharedClock},
+    config::{self, Config, IdentityKind, StoreKind},
+    dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane, Tuning},
+    host::HostAddresses,
+    identity::KeyWatch,
     limiter::Limiter,
     metrics::Metrics,
     policy::Policy,
@@ -26,7 +28,11 @@ use crate::{
         policy::{PushPolicy, PushSettings},
     },
     status::StatusSource,
-    store::{memory::MemoryStore, redis::RedisStore, sync::SyncWorker},
+    store::{
+        memory::MemoryStore,
+        redis::{Password, RedisConfig, RedisStore},
+        sync::{SyncConfig, SyncWorker},
+    },
 };
 
 /// Permission of the socket that gateways ask: any local user may, as with a port on loopback.
@@ -41,68 +47,77 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 pub struct Agent {
     http: Listener,
     admin: Listener,
-    gate: Arc<Gate>,
     admin_state: Arc<Admin>,
-    clock: Arc<SharedClock>,
-    counters: Arc<MemoryStore>,
-    dataplane: Option<Arc<dyn Dataplane>>,
+    keeper: Keeper,
     push: Option<PushWorker>,
     sync: Option<SyncWorker>,
-    keys: Option<KeyFile>,
 }
 
 impl Agent {
-    /// Reads the policy and the keys, binds the sockets, and then loads and attaches the XDP program: whatever is
-    /// wrong is found before a packet is touched.
-    pub async fn build(config: Config) -> Result<Self> {
-        let policy = Policy::load(&config.policy.file)?;
-        let mut keys = key_file(&config)?;
+    /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
+    /// touched.
+    pub async fn build(checked: Checked) -> Result<Self> {
+        let Checked { config, policy, keys, .. } = checked;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
+        let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
 
         let clock = Arc::new(SharedClock::new());
+        let window_clock = Arc::clone(&clock) as Arc<dyn Clock>;
         let counters = Arc::new(match &config.store.kind {
-            StoreKind::Memory => MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, config.store.max_counters),
-            StoreKind::Redis(_) => MemoryStore::shared(Arc::clone(&clock) as Arc<dyn Clock>, config.store.max_counters),
+            StoreKind::Memory => MemoryStore::new(Arc::clone(&window_clock), config.store.max_counters),
+            StoreKind::Redis(_) => MemoryStore::shared(Arc::clone(&window_clock), config.store.max_counters),
         });
-        let sync = match &config.store.kind {
-            StoreKind::Memory => None,
-            StoreKind::Redis(redis) => Some(sync_worker(redis, &counters, &clock).await),
+        let (sync, shared) = match &config.store.kind {
+            StoreKind::Memory => (None, None),
+            StoreKind::Redis(redis) => {
+                let store = RedisStore::connect(&redis_config(redis))?;
+                let sync_config = SyncConfig { interval: redis.sync_interval, ..SyncConfig::default() };
+                let mut worker = SyncWorker::new(Arc::clone(&counters), store.clone(), Arc::clone(&clock), sync_config);
+                // Windows are Redis' from the first request on, if Redis is there.
+                worker.round().await;
+                let status = worker.status();
+                (Some(worker), Some((status, store)))
+            }
         };
 
-        let mut metrics = Metrics::new();
-        let dataplane = if config.xdp.interfaces.is_empty() {
-            None
-        } else {
-            let dataplane = KernelDataplane::start(&dataplane_config(&config), &policy)?;
-            Some(Arc::new(dataplane) as Arc<dyn Dataplane>)
+        let dataplane = match config.xdp.interfaces.is_empty() {
+            true => None,
+            false => Some(start_dataplane(&config, &policy)?),
         };
-        let status = Arc::new(StatusSource::new(
-            &config,
-            &policy,
-            Arc::clone(&counters),
-            dataplane.clone(),
-            sync.as_ref().map(SyncWorker::stats),
-        ));
+        let mut metrics = Metrics::new();
+        let status = StatusSource::new(&config, &policy, &metrics, Arc::clone(&counters), dataplane.clone(), shared);
+        let status = Arc::new(status);
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
-
-        let gateways = Gateways::new(config.identity.trusted_proxies.clone(), own_addresses()?);
         let (pusher, push) = match &dataplane {
             Some(_) if config.push.enabled => {
-                let (pusher, worker) = Pusher::with_worker(push_policy(&config, &policy)?, Arc::clone(&metrics));
+                let (pusher, worker) = Pusher::with_worker(push_policy(&config, &policy), Arc::clone(&metrics));
                 (pusher, Some(worker))
             }
             Some(_) | None => (Pusher::disabled(Arc::clone(&metrics)), None),
         };
         let prefixes = config.identity.prefixes;
-        let limiter =
-            Limiter::new(policy, Arc::clone(&counters), Arc::clone(&clock) as Arc<dyn Clock>, prefixes, &metrics);
-        let header = HeaderName::try_from(&*config.identity.api_key_header).context("identity.api_key_header")?;
-        let store = keys.as_mut().map(KeyFile::take);
-        let gate = Arc::new(Gate::new(limiter, store, header, gateways, pusher, Arc::clone(&metrics)));
+        let limiter = Limiter::new(policy, Arc::clone(&counters), window_clock, prefixes, &metrics);
+        let identity = config.identity;
+        let header = HeaderName::try_from(&*identity.api_key_header).context("identity.api_key_header")?;
+        let watch = identity
+            .order
+            .contains(&IdentityKind::ApiKey)
+            .then(|| KeyWatch::new(identity.key_file, identity.key_secret_file));
+        let in_use = watch.as_ref().is_some_and(KeyWatch::is_in_use);
+        let gate = Gate::new(
+            limiter,
+            in_use.then_some(keys),
+            header,
+            identity.trusted_proxies,
+            Arc::clone(&host),
+            pusher,
+            Arc::clone(&metrics),
+        );
         let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone() });
-        Ok(Self { http, admin, gate, admin_state, clock, counters, dataplane, push, sync, keys })
+        let keeper = Keeper { gate: Arc::new(gate), keys: watch, counters, clock, dataplane, host };
+        Ok(Self { http, admin, admin_state, keeper, push, sync })
     }
 
     /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
@@ -113,72 +128,111 @@ impl Agent {
             .route(check::ROUTE, routing::any(check::check))
             .route(&format!("{}/{{*path}}", check::ROUTE), routing::any(check::check))
             .route("/v1/decide", routing::post(decide::decide))
-            .with_state(Arc::clone(&self.gate));
-        tracing::info!(target: "limiter::api", http = %self.http.address(), admin = %self.admin.address(), "ready");
+            .with_state(Arc::clone(&self.keeper.gate));
+        let status = Arc::clone(&self.admin_state.status);
+        tracing::info!(target: "limiter", http = %self.http.address(), admin = %self.admin.address(), "ready");
         tasks.spawn(self.http.serve(http, shutdown.clone()));
-        tasks.spawn(self.admin.serve(admin::router(Arc::clone(&self.admin_state)), shutdown.clone()));
-        if let (Some(push), Some(dataplane)) = (self.push, &self.dataplane) {
-            tasks.spawn(push.run(Arc::clone(dataplane), Arc::clone(&self.clock) as Arc<dyn Clock>, shutdown.clone()));
+        tasks.spawn(self.admin.serve(admin::router(self.admin_state), shutdown.clone()));
+        status.set_ready();
+        let dataplane = self.keeper.dataplane.clone();
+        if let (Some(push), Some(dataplane)) = (self.push, &dataplane) {
+            let clock = Arc::clone(&self.keeper.clock) as Arc<dyn Clock>;
+            tasks.spawn(push.run(Arc::clone(dataplane), clock, shutdown.clone()));
         }
-        if let Some(sync) = self.sync {
-            // Ends with a last batch after everything is answered.
-            tasks.spawn(sync.run(shutdown.clone()));
-        }
-        tasks.spawn(housekeeping(
-            self.gate,
-            self.keys,
-            self.counters,
-            self.clock,
-            self.dataplane.clone(),
-            shutdown.clone(),
-        ));
+        tasks.spawn(self.keeper.run(shutdown.clone()));
+        // Goes on while open requests are answered, so that what they are charged is shared too.
+        let answered = CancellationToken::new();
+        let sync = self.sync.map(|sync| tokio::spawn(sync.run(answered.clone())));
         tasks.close();
         tasks.wait().await;
-        if let Some(dataplane) = self.dataplane {
+        answered.cancel();
+        if let Some(sync) = sync {
+            sync.await.context("handing the last counts over to Redis")?;
+        }
+        if let Some(dataplane) = dataplane {
             dataplane.stop()?;
         }
         Ok(())
     }
 }
 
-/// Removes what has run out, and makes a changed key file effective.
-async fn housekeeping(
+/// Removes what has run out, and makes changed files and addresses effective.
+#[derive(Debug)]
+struct Keeper {
     gate: Arc<Gate>,
-    mut keys: Option<KeyFile>,
+    /// `None` when requests are not identified by API keys.
+    keys: Option<KeyWatch>,
     counters: Arc<MemoryStore>,
     clock: Arc<SharedClock>,
     dataplane: Option<Arc<dyn Dataplane>>,
-    shutdown: CancellationToken,
-) {
-    let mut ticks = tokio::time::interval(HOUSEKEEPING);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = shutdown.cancelled() => return,
+    host: Arc<HostAddresses>,
+}
+
+impl Keeper {
+    async fn run(mut self, shutdown: CancellationToken) {
+        let mut ticks = tokio::time::interval(HOUSEKEEPING);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => self.tidy(),
+                () = shutdown.cancelled() => return,
+            }
         }
-        counters.sweep(clock.now());
-        if let Some(Err(error)) = dataplane.as_ref().map(|dataplane| dataplane.expire()) {
+    }
+
+    fn tidy(&mut self) {
+        self.counters.sweep(self.clock.now());
+        if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
             tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");
         }
-        match keys.as_mut().map(KeyFile::reload) {
-            Some(Ok(Some(store))) => gate.replace_keys(store),
-            Some(Err(error)) => tracing::warn!(target: "limiter::api", %error, "the key file is wrong; the old keys stay"),
+        match self.keys.as_mut().map(KeyWatch::changed) {
+            Some(Ok(Some(keys))) => {
+                tracing::info!(target: "limiter::api", keys = keys.len(), "read the changed key file");
+                self.gate.replace_keys(keys);
+            }
+            Some(Err(errors)) => tracing::warn!(target: "limiter::api", %errors, "the old keys stay in force"),
             Some(Ok(None)) | None => {}
         }
-        match own_addresses() {
-            Ok(addresses) => gate.set_own_addresses(addresses),
-            Err(error) => tracing::warn!(target: "limiter::dataplane", %error, "reading this host's addresses failed"),
+        if let Err(error) = self.host.refresh() {
+            tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");
         }
     }
 }
 
-fn own_addresses() -> Result<Vec<IpAddr>> {
-    let interfaces = nix::ifaddrs::getifaddrs().context("reading the addresses of this host")?;
-    let address = |interface: nix::ifaddrs::InterfaceAddress| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-    };
-    Ok(interfaces.filter_map(address).collect())
+fn start_dataplane(config: &Config, policy: &Policy) -> Result<Arc<dyn Dataplane>> {
+    let object = dataplane::embedded_object()?;
+    let dataplane = KernelDataplane::start(object, dataplane_config(config), policy, Tuning::default())?;
+    Ok(Arc::new(dataplane))
+}
+
+fn dataplane_config(config: &Config) -> DataplaneConfig {
+    let xdp = &config.xdp;
+    DataplaneConfig {
+        interfaces: xdp.interfaces.clone(),
+        mode: xdp.mode,
+        protect: xdp.protect.clone(),
+        pin_dir: xdp.pin_dir.clone(),
+        max_sources: xdp.max_sources,
+        on_exit: xdp.on_exit,
+        drop_malformed: xdp.drop_malformed,
+        src_prefixes: config.identity.prefixes,
+        budgets: config.push.enabled,
+    }
+}
+
+fn redis_config(config: &config::RedisConfig) -> RedisConfig {
+    let mut redis = RedisConfig::new(config.url.address_url());
+    redis.username = config.url.username.clone();
+    redis.password = config.url.password.as_ref().map(|password| Password::new(password.expose()));
+    redis.timeout = config.timeout;
+    redis
+}
+
+fn push_policy(config: &Config, policy: &Policy) -> PushPolicy {
+    PushPolicy::new(PushSettings {
+        max_block: config.push.max_block,
+        after_denials: config.push.after_denials,
+        prefixes: config.identity.prefixes,
+        never: config.identity.trusted_proxies.iter().chain(&policy.allow).copied().collect(),
+    })
 }

@@ -1,6 +1,12 @@
 //! The command line: what can be typed, and the commands that need no running agent.
 
+mod acl;
+mod check;
+mod client;
 pub mod keys;
+mod run;
+mod status;
+mod unpin;
 pub mod validate;
 
 use std::{
@@ -15,7 +21,8 @@ use clap::{Args, Parser, Subcommand, error::ErrorKind};
 use ipnet::IpNet;
 
 use crate::{
-    config::{self, ConfigErrors, prefix::prefix, units},
+    api::admin::AclAction,
+    config::{self, Config, ConfigErrors, Environment, prefix::prefix, units},
     exit::Exit,
 };
 
@@ -78,8 +85,14 @@ pub struct CheckArgs {
     #[command(flatten)]
     pub config: ConfigArg,
     /// API key that the request presents.
-    #[arg(long, value_name = "KEY", required_unless_present = "ip")]
+    #[arg(long, value_name = "KEY", required_unless_present_any = ["ip", "user"])]
     pub key: Option<String>,
+    /// User that the gateway has authenticated itself.
+    #[arg(long, conflicts_with = "key")]
+    pub user: Option<String>,
+    /// Plan of that user.
+    #[arg(long, requires = "user")]
+    pub plan: Option<String>,
     /// Address that the request comes from.
     #[arg(long, value_name = "ADDRESS")]
     pub ip: Option<IpAddr>,
@@ -147,6 +160,22 @@ pub struct KeysAddArgs {
 }
 
 impl Cli {
+    /// Does what was typed.
+    pub fn run(self) -> Exit {
+        match self.command {
+            Command::Validate(arguments) => validate::run(&arguments),
+            Command::Keys(arguments) => keys::run(&arguments),
+            Command::Run(arguments) => finish(run::run(&arguments)),
+            Command::Unpin(arguments) => finish(unpin::unpin(&arguments)),
+            Command::Status(arguments) => finish(ask(status::status(&arguments))),
+            Command::Check(arguments) => finish(ask(check::check(&arguments))),
+            Command::Block(arguments) => change(AclAction::Block, arguments.into()),
+            Command::Allow(arguments) => change(AclAction::Allow, arguments.into()),
+            Command::Unblock(arguments) => change(AclAction::Unblock, arguments.into()),
+            Command::Unallow(arguments) => change(AclAction::Unallow, arguments.into()),
+        }
+    }
+
     /// Reads the arguments, the name of the program first. Help, the version and mistakes are printed here; the error is
     /// how the program ends.
     pub fn from_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, Exit> {
@@ -161,12 +190,44 @@ impl Cli {
     }
 }
 
+fn change(action: AclAction, arguments: acl::Change) -> Exit {
+    finish(ask(acl::change(action, &arguments)))
+}
+
+/// Runs one question to the agent.
+fn ask(question: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(question)
+}
+
+/// Reports an error, and says how the program ends.
+fn finish(result: anyhow::Result<()>) -> Exit {
+    match result {
+        Ok(()) => Exit::Ok,
+        Err(error) => {
+            warn(format_args!("{error:#}"));
+            Exit::from(&error)
+        }
+    }
+}
+
+impl ConfigArg {
+    /// The configuration alone, for commands that ask a running agent.
+    fn load(&self) -> anyhow::Result<Config> {
+        Ok(Config::load(&self.config, Environment::of_process())?)
+    }
+}
+
 /// Prints to standard output; a reader that has gone away is no failure.
 fn say(text: impl std::fmt::Display) -> Result<(), Exit> {
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Exit::Internal),
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// As [`say`], for commands that end with an error of their own.
+fn print(text: impl std::fmt::Display) -> anyhow::Result<()> {
+    say(text).map_err(|_exit| anyhow::anyhow!("writing to standard output failed"))
 }
 
 /// Prints to standard error, where there is nothing to do about a failure.

@@ -23,6 +23,7 @@ use limiter_common::{addr::SrcPrefixes, schema::DEFAULT_MAX_SOURCES};
 
 pub(crate) use self::document::{Context, LATER, Place, Table, Value, nearest, raw_table};
 use self::raw::{RawApi, RawConfig, RawIdentity, RawNode, RawPolicySource, RawPush, RawRedis, RawStore, RawXdp};
+pub use crate::dataplane::config::{OnExit, Protect, Transport, XdpMode};
 pub use self::{
     document::Environment,
     error::{ConfigError, ConfigErrors, Origin},
@@ -70,41 +71,6 @@ pub struct XdpConfig {
     pub max_sources: u32,
     /// Whether truncated or contradictory packets are dropped.
     pub drop_malformed: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpMode {
-    /// Native, or generic where the driver cannot.
-    Auto,
-    Native,
-    Generic,
-}
-
-/// Which traffic the packet layer acts on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Protect {
-    All,
-    /// Destination ports, sorted.
-    Ports(Vec<ProtectedPort>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ProtectedPort {
-    pub transport: Transport,
-    pub port: u16,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Transport {
-    Tcp,
-    Udp,
-}
-
-/// What becomes of the XDP program when the agent ends in good order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnExit {
-    Keep,
-    Detach,
 }
 
 #[derive(Clone, Debug)]
@@ -305,10 +271,7 @@ fn node(raw: &RawNode<'_>) -> NodeConfig {
 }
 
 fn xdp(raw: &RawXdp<'_>) -> XdpConfig {
-    const PORTS: &[ProtectedPort] = &[
-        ProtectedPort { transport: Transport::Tcp, port: 80 },
-        ProtectedPort { transport: Transport::Tcp, port: 443 },
-    ];
+    const PORTS: &[(Transport, u16)] = &[(Transport::Tcp, 80), (Transport::Tcp, 443)];
     XdpConfig {
         interfaces: raw.interfaces.as_ref().map(interfaces).unwrap_or_default(),
         mode: raw
@@ -364,12 +327,12 @@ fn protect(value: &Value<'_>) -> Option<Protect> {
     if elements.is_empty() {
         value.error("is empty, so nothing would be protected: name a port, or remove the interfaces");
     }
-    let ports: BTreeSet<ProtectedPort> =
+    let ports: BTreeSet<(Transport, u16)> =
         elements.iter().filter_map(|element| element.parsed("a port such as \"tcp/443\"", protected_port)).collect();
     Some(Protect::Ports(ports.into_iter().collect()))
 }
 
-fn protected_port(text: &str) -> Result<ProtectedPort, String> {
+fn protected_port(text: &str) -> Result<(Transport, u16), String> {
     let wrong = || format!("\"{text}\" is not a port such as \"tcp/443\" or \"udp/443\"");
     let (transport, port) = text.split_once('/').ok_or_else(wrong)?;
     let transport = match transport {
@@ -378,7 +341,7 @@ fn protected_port(text: &str) -> Result<ProtectedPort, String> {
         _ => return Err(wrong()),
     };
     match port.parse() {
-        Ok(port) if port > 0 && !text.contains('+') => Ok(ProtectedPort { transport, port }),
+        Ok(port) if port > 0 && !text.contains('+') => Ok((transport, port)),
         Ok(_) | Err(_) => Err(wrong()),
     }
 }

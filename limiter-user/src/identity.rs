@@ -3,9 +3,11 @@
 pub mod api_key;
 pub mod client_address;
 pub mod key_file;
+pub mod watch;
 
 pub use self::{
     api_key::KeySecret,
-    client_address::{ClientAddress, client_address},
+    client_address::{Arrival, ClientAddress, client_address},
     key_file::{KeyLookup, KeyStore},
+    watch::KeyWatch,
 };

@@ -1,6 +1,6 @@
 //! `POST /v1/decide`: the check for programs, single and in batches.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use axum::{
     body::Bytes,
@@ -45,17 +45,20 @@ enum Questions {
     Single(serde_json::Value),
 }
 
-#[derive(Debug, Serialize)]
-struct Reply<'a> {
-    allowed: bool,
-    rule: Option<&'a str>,
-    limit: Option<u64>,
-    remaining: Option<u64>,
+/// The answer to one question.
+#[derive(Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Reply<'a> {
+    pub allowed: bool,
+    pub rule: Option<Cow<'a, str>>,
+    pub limit: Option<u64>,
+    pub remaining: Option<u64>,
     /// Epoch seconds, as in `X-RateLimit-Reset`.
-    reset_at: Option<u64>,
-    retry_after_ms: Option<u64>,
-    reason: &'static str,
-    shadow: Vec<&'a str>,
+    pub reset_at: Option<u64>,
+    pub retry_after_ms: Option<u64>,
+    pub reason: Cow<'a, str>,
+    /// Shadow rules that would have denied.
+    pub shadow: Vec<Cow<'a, str>>,
 }
 
 fn get() -> String {
@@ -139,19 +142,19 @@ impl<'a> From<&'a Decision> for Reply<'a> {
         let answer = decision.answer.as_ref();
         Self {
             allowed: decision.kind == Kind::Allowed,
-            rule: answer.map(|answer| &*answer.rule),
+            rule: answer.map(|answer| Cow::from(&*answer.rule)),
             limit: answer.map(|answer| answer.ceiling),
             remaining: answer.map(|answer| answer.remaining),
             reset_at: answer.map(headers::reset_epoch_seconds),
             retry_after_ms: answer.and_then(|answer| answer.retry_after_us).map(|wait_us| wait_us.div_ceil(1000)),
-            reason: match (decision.kind, answer) {
+            reason: Cow::Borrowed(match (decision.kind, answer) {
                 (Kind::Allowed, Some(_)) => "allowed",
                 (Kind::Allowed, None) => "no_rule",
                 (Kind::Denied, _) => "rate_limit_exceeded",
                 (Kind::Unsatisfiable, _) => "cost_exceeds_limit",
                 (Kind::Unauthenticated, _) => "unauthenticated",
-            },
-            shadow: decision.shadow.iter().map(|rule| &**rule).collect(),
+            }),
+            shadow: decision.shadow.iter().map(|rule| Cow::from(&**rule)).collect(),
         }
     }
 }

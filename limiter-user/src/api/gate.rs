@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, net::IpAddr, sync::Arc};
 
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use ipnet::IpNet;
 use smallvec::SmallVec;
@@ -25,8 +25,8 @@ const X_REAL_IP: &str = "x-real-ip";
 #[derive(Debug)]
 pub struct Gate {
     limiter: Limiter,
-    /// `None` when requests are not identified by API keys.
-    keys: Option<ArcSwap<KeyStore>>,
+    /// Empty when requests are not identified by API keys.
+    keys: ArcSwapOption<KeyStore>,
     api_key_header: HeaderName,
     trusted_proxies: Vec<IpNet>,
     host: Arc<HostAddresses>,
@@ -49,7 +49,7 @@ impl Gate {
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { limiter, keys: keys.map(ArcSwap::from_pointee), api_key_header, trusted_proxies, host, pusher, metrics }
+        Self { limiter, keys: ArcSwapOption::from_pointee(keys), api_key_header, trusted_proxies, host, pusher, metrics }
     }
 
     pub fn metrics(&self) -> &Metrics {
@@ -58,9 +58,7 @@ impl Gate {
 
     /// Makes a changed key file effective.
     pub fn replace_keys(&self, keys: KeyStore) {
-        if let Some(active) = &self.keys {
-            active.store(Arc::new(keys));
-        }
+        self.keys.store(Some(Arc::new(keys)));
     }
 
     pub fn decide(&self, request: &Request<'_>) -> Decision {
@@ -93,7 +91,7 @@ impl Gate {
     }
 
     fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
-        self.keys.as_ref()?;
+        self.keys.load().as_ref()?;
         let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         text(&self.api_key_header).or_else(|| {
             let (scheme, credentials) = text(&header::AUTHORIZATION)?.split_once(' ')?;
@@ -102,10 +100,9 @@ impl Gate {
     }
 
     pub fn caller_of_key(&self, api_key: &str) -> Caller {
-        let Some(keys) = &self.keys else { return Caller::Unauthenticated };
-        match keys.load().lookup(api_key) {
-            KeyLookup::Known { id, client, plan } => Caller::Key { id, client, plan },
-            KeyLookup::Disabled(_) | KeyLookup::Unknown => Caller::Unauthenticated,
+        match self.keys.load().as_ref().map(|keys| keys.lookup(api_key)) {
+            Some(KeyLookup::Known { id, client, plan }) => Caller::Key { id, client, plan },
+            Some(KeyLookup::Disabled(_) | KeyLookup::Unknown) | None => Caller::Unauthenticated,
         }
     }
 

@@ -2,23 +2,37 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use axum::http::{Method, StatusCode};
+use anyhow::Result;
+use axum::http::Method;
 use ipnet::IpNet;
 
-use super::client;
-use crate::{
-    api::admin::{AclAction, AclChange},
-    config::Config,
-};
+use super::{ConfigArg, PrefixArgs, PrefixForArgs, client};
+use crate::api::admin::{AclAction, AclChange};
 
-pub async fn change(config: &Config, action: AclAction, prefix: IpNet, lasts: Option<Duration>) -> Result<()> {
-    let for_ms = lasts.map(|lasts| u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX));
-    let body = serde_json::to_string(&AclChange { prefix, for_ms })?;
-    let (status, answer) = client::call(&config.api.admin, Method::POST, action.path(), Some(body)).await?;
-    if status == StatusCode::OK {
-        return Ok(());
+/// What is changed, where.
+#[derive(Debug)]
+pub(super) struct Change {
+    config: ConfigArg,
+    prefix: IpNet,
+    lasts: Option<Duration>,
+}
+
+impl From<PrefixForArgs> for Change {
+    fn from(arguments: PrefixForArgs) -> Self {
+        Self { config: arguments.config, prefix: arguments.prefix, lasts: arguments.duration }
     }
-    let answer: serde_json::Value = serde_json::from_slice(&answer).context("reading the agent's answer")?;
-    bail!("{}", answer["message"].as_str().unwrap_or("the agent refused without saying why"));
+}
+
+impl From<PrefixArgs> for Change {
+    fn from(arguments: PrefixArgs) -> Self {
+        Self { config: arguments.config, prefix: arguments.prefix, lasts: None }
+    }
+}
+
+pub(super) async fn change(action: AclAction, change: &Change) -> Result<()> {
+    let config = change.config.load()?;
+    let for_ms = change.lasts.map(|lasts| u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX));
+    let body = serde_json::to_string(&AclChange { prefix: change.prefix, for_ms })?;
+    client::ask(&config.api.admin, Method::POST, action.path(), Some(body)).await?;
+    Ok(())
 }

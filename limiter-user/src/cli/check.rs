@@ -1,45 +1,45 @@
-//! `limiter check`: asks the running agent, as a gateway would.
+//! `limiter check`.
 
-use std::{io::Write, net::IpAddr};
-
-use anyhow::{Context, Result, bail};
-use axum::http::{Method, StatusCode};
+use anyhow::{Context, Result};
+use axum::http::Method;
 use serde_json::{Map, Value, json};
 
-use super::client;
-use crate::config::Config;
+use super::{CheckArgs, client, print};
+use crate::api::decide::Reply;
 
-#[derive(Debug)]
-pub struct Question {
-    pub api_key: Option<String>,
-    pub user: Option<String>,
-    pub plan: Option<String>,
-    pub ip: Option<IpAddr>,
-    pub method: String,
-    pub path: String,
-    pub cost: u64,
-    pub peek: bool,
+pub(super) async fn check(arguments: &CheckArgs) -> Result<()> {
+    let config = arguments.config.load()?;
+    let fields = [
+        ("api_key", json!(arguments.key)),
+        ("user", json!(arguments.user)),
+        ("plan", json!(arguments.plan)),
+        ("ip", json!(arguments.ip)),
+        ("method", json!(arguments.method)),
+        ("path", json!(arguments.path)),
+        ("cost", json!(arguments.cost)),
+        ("peek", json!(arguments.peek)),
+    ];
+    let given = fields.into_iter().filter(|(_, value)| !value.is_null());
+    let body: Map<String, Value> = given.map(|(name, value)| (name.to_owned(), value)).collect();
+    let body = Value::from(body).to_string();
+    let answer = client::ask(&config.api.http, Method::POST, "/v1/decide", Some(body)).await?;
+    if arguments.json {
+        return print(String::from_utf8_lossy(&answer));
+    }
+    let reply: Reply = serde_json::from_slice(&answer).context("reading the agent's answer")?;
+    print(describe(&reply))
 }
 
-pub async fn check(config: &Config, question: Question, out: &mut impl Write) -> Result<()> {
-    let fields = [
-        ("api_key", question.api_key.map(Value::from)),
-        ("user", question.user.map(Value::from)),
-        ("plan", question.plan.map(Value::from)),
-        ("ip", question.ip.map(|ip| json!(ip))),
-        ("method", Some(question.method.into())),
-        ("path", Some(question.path.into())),
-        ("cost", Some(question.cost.into())),
-        ("peek", Some(question.peek.into())),
-    ];
-    let body: Map<String, Value> =
-        fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
-    let body = Value::from(body).to_string();
-    let (status, answer) = client::call(&config.api.http, Method::POST, "/v1/decide", Some(body)).await?;
-    let answer: Value = serde_json::from_slice(&answer).context("reading the agent's answer")?;
-    if status != StatusCode::OK {
-        bail!("{}", answer["message"].as_str().unwrap_or("the agent refused without saying why"));
+fn describe(reply: &Reply) -> String {
+    let mut text = format!("{} ({})", if reply.allowed { "allowed" } else { "denied" }, reply.reason);
+    if let (Some(rule), Some(limit), Some(remaining)) = (&reply.rule, reply.limit, reply.remaining) {
+        text.push_str(&format!(" by rule {rule}: {remaining} of {limit} left"));
     }
-    writeln!(out, "{answer}")?;
-    Ok(())
+    if let Some(wait_ms) = reply.retry_after_ms {
+        text.push_str(&format!(", retry after {wait_ms} ms"));
+    }
+    if !reply.shadow.is_empty() {
+        text.push_str(&format!("; in shadow mode, {} would deny", reply.shadow.join(", ")));
+    }
+    text
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use axum::{
     body::Bytes,
     http::{Method, Request, StatusCode, header},
@@ -16,8 +16,18 @@ use crate::{config::Listen, exit::Unavailable};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One call; `body` is JSON.
-pub async fn call(address: &Listen, method: Method, path: &str, body: Option<String>) -> Result<(StatusCode, Bytes)> {
+/// One call that has to succeed; `body` is JSON. A refusal becomes an error with the agent's own words.
+pub(super) async fn ask(address: &Listen, method: Method, path: &str, body: Option<String>) -> Result<Bytes> {
+    let (status, answer) = call(address, method, path, body).await?;
+    if status == StatusCode::OK {
+        return Ok(answer);
+    }
+    let message = serde_json::from_slice::<serde_json::Value>(&answer).ok();
+    let message = message.as_ref().and_then(|answer| answer["message"].as_str());
+    bail!("{}", message.unwrap_or("the agent refused without saying why"));
+}
+
+async fn call(address: &Listen, method: Method, path: &str, body: Option<String>) -> Result<(StatusCode, Bytes)> {
     let exchange = async {
         match address {
             Listen::Tcp(socket) => {

@@ -1,31 +1,26 @@
 //! `limiter status`.
 
-use std::io::Write;
+use std::fmt::{self, Write};
 
-use anyhow::{Context, Result, bail};
-use axum::http::{Method, StatusCode};
+use anyhow::{Context, Result};
+use axum::http::Method;
 
-use super::client;
-use crate::{
-    config::Config,
-    status::{Entry, Status, XdpStatus},
-};
+use super::{StatusArgs, client, print};
+use crate::status::{Entry, Status, XdpStatus};
 
-pub async fn status(config: &Config, as_json: bool, out: &mut impl Write) -> Result<()> {
-    let (code, answer) = client::call(&config.api.admin, Method::GET, "/v1/status", None).await?;
-    if code != StatusCode::OK {
-        bail!("asking the agent for its status: it answered {code}");
-    }
-    if as_json {
-        out.write_all(&answer)?;
-        writeln!(out)?;
-        return Ok(());
+pub(super) async fn status(arguments: &StatusArgs) -> Result<()> {
+    let config = arguments.config.load()?;
+    let answer = client::ask(&config.api.admin, Method::GET, "/v1/status", None).await?;
+    if arguments.json {
+        return print(String::from_utf8_lossy(&answer));
     }
     let status: Status = serde_json::from_slice(&answer).context("reading the agent's status")?;
-    print(&status, out)
+    let mut text = String::new();
+    describe(&status, &mut text)?;
+    print(text.trim_end())
 }
 
-fn print(status: &Status, out: &mut impl Write) -> Result<()> {
+fn describe(status: &Status, out: &mut String) -> fmt::Result {
     let state = match (status.ready, status.degraded) {
         (false, _) => "starting",
         (true, false) => "ready",
@@ -47,12 +42,12 @@ fn print(status: &Status, out: &mut impl Write) -> Result<()> {
     }
     match &status.xdp {
         None => writeln!(out, "xdp: off, no interfaces are configured")?,
-        Some(xdp) => print_xdp(xdp, out)?,
+        Some(xdp) => describe_xdp(xdp, out)?,
     }
     Ok(())
 }
 
-fn print_xdp(xdp: &XdpStatus, out: &mut impl Write) -> Result<()> {
+fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {
     for interface in &xdp.interfaces {
         writeln!(out, "interface {}: {} mode, program {}", interface.name, interface.mode, interface.program_id)?;
     }
@@ -69,7 +64,7 @@ fn print_xdp(xdp: &XdpStatus, out: &mut impl Write) -> Result<()> {
     }
     for (name, entries) in [("budget", &xdp.budgets), ("allow", &xdp.allow), ("deny", &xdp.deny)] {
         for entry in entries {
-            writeln!(out, "{name} {}", describe(entry))?;
+            writeln!(out, "{name} {}", describe_entry(entry))?;
         }
     }
     for error in &xdp.errors {
@@ -78,7 +73,7 @@ fn print_xdp(xdp: &XdpStatus, out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-fn describe(entry: &Entry) -> String {
+fn describe_entry(entry: &Entry) -> String {
     let mut text = format!("{} ({}", entry.prefix, entry.reason);
     if let Some(rule) = &entry.rule {
         text.push_str(&format!(", rule {rule}"));

@@ -99,6 +99,17 @@ impl RedisUrl {
         Ok(parsed)
     }
 
+    /// Address and database as one URL, without credentials.
+    pub fn address_url(&self) -> String {
+        match &self.address {
+            RedisAddress::Tcp { host, port } if host.contains(':') => {
+                format!("redis://[{host}]:{port}/{}", self.database)
+            }
+            RedisAddress::Tcp { host, port } => format!("redis://{host}:{port}/{}", self.database),
+            RedisAddress::Unix(path) => format!("unix://{}?db={}", path.display(), self.database),
+        }
+    }
+
     /// With these instead of what the URL says, where given.
     #[must_use]
     pub fn with_credentials(self, username: Option<String>, password: Option<Secret>) -> Self {
