@@ -116,3 +116,6 @@ pub struct PacketRuleSpec {
     pub new_connections: Option<Quota>,
     pub mode: EnforcementMode,
 }
+
+#[cfg(test)]
+mod tests;
