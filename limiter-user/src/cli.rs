@@ -180,16 +180,14 @@ impl Cli {
     /// how the program ends.
     pub fn from_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, Exit> {
         Self::try_parse_from(arguments).map_err(|error| {
-            let exit = match error.kind() {
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Ok,
-                _ => Exit::Usage,
-            };
             // Nobody is left to tell when it cannot be printed.
-            error.print().map_or(exit, |()| exit)
+            error.print().unwrap_or_default();
+            exit_of(&error)
         })
     }
 }
 
+<<<<<<< HEAD
 fn change(action: AclAction, arguments: acl::Change) -> Exit {
     finish(ask(acl::change(action, &arguments)))
 }
@@ -214,6 +212,12 @@ impl ConfigArg {
     /// The configuration alone, for commands that ask a running agent.
     fn load(&self) -> anyhow::Result<Config> {
         Ok(Config::load(&self.config, Environment::of_process())?)
+=======
+fn exit_of(error: &clap::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Ok,
+        _ => Exit::Usage,
+>>>>>>> config
     }
 }
 
@@ -246,7 +250,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Command, Exit> {
-        Cli::from_arguments(line.split_whitespace().map(OsString::from)).map(|cli| cli.command)
+        Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command).map_err(|error| exit_of(&error))
     }
 
     #[test]

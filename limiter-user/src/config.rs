@@ -545,3 +545,6 @@ fn push(raw: &RawPush<'_>) -> PushConfig {
         after_denials: raw.after_denials.as_ref().and_then(|value| value.within(1..=1_000_000)).unwrap_or(5),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     ffi::OsString,
     fmt::Display,
     path::{Path, PathBuf},
@@ -71,8 +71,13 @@ impl Context {
             return Ok(document);
         }
         let mut errors = ConfigErrors::new();
+        let mut lines = HashSet::new();
         for mistake in mistakes {
             let line = mistake.span().map(|span| self.line(span.start));
+            // One mistake makes the parser stumble several times over the same line.
+            if !lines.insert(line) {
+                continue;
+            }
             let key = line.map(|line| key_on_line(text, line)).unwrap_or_default();
             let message = mistake.message().lines().collect::<Vec<_>>().join(", ");
             let origin = Origin::File { path: self.path.clone(), line };

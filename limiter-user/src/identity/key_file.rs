@@ -137,8 +137,10 @@ fn parse(path: &Path, text: &str) -> Result<HashMap<ApiKeyId, KeyEntry>, ConfigE
             created.text("a date");
         }
         let Some(entry) = entry(&raw) else { continue };
-        if entries.insert(entry.id, entry).is_some() {
-            raw.place.error_in("id", "is the id of a key above already");
+        if entries.insert(entry.id, entry).is_some()
+            && let Some(id) = &raw.id
+        {
+            id.error("is the id of a key above already");
         }
     }
     context.take_errors().or(Some(entries))
@@ -438,7 +440,7 @@ mod tests {
             ":5: keys[1].client: is missing",
             ":6: keys[1].clint: unknown field: did you mean \"client\"?",
             ":7: keys[1].created: expected a date, found an integer",
-            ":11: keys[3].id: is the id of a key above already",
+            ":12: keys[3].id: is the id of a key above already",
             ":14: keys[3].plan: \"x y\" is not 1 to 64 of the characters A-Z a-z 0-9 _ . -",
             ":15: keys[3].disabled: expected true or false, found an integer",
         ];

@@ -86,9 +86,10 @@ impl Names {
     }
 
     fn take(&mut self, value: Option<&Value<'_>>, place: &Place<'_>, field: &str) -> Option<Arc<str>> {
-        let name = required(value, place, field)?.parsed("a name", identifier)?;
+        let value = required(value, place, field)?;
+        let name = value.parsed("a name", identifier)?;
         if !self.taken.insert(name.clone()) {
-            place.error_in(field, format_args!("\"{name}\" is the name of {} above already", self.of));
+            value.error(format_args!("\"{name}\" is the name of {} above already", self.of));
         }
         Some(name.into())
     }
