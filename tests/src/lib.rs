@@ -1,1 +1,5 @@
 //! Harness.
+
+pub mod eventually;
+pub mod redis_server;
+pub mod vectors;
