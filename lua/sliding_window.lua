@@ -54,7 +54,7 @@ end
 local reply = { now_us, replaced }
 for i, key in ipairs(KEYS) do
   local counter = counters[key]
-  if charged[key] then
+  if charged[key] or (stored[key] == 'stale' and charge) then
     save(key, counter)
     charged[key], stored[key] = nil, nil
   elseif stored[key] then

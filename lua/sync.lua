@@ -41,6 +41,8 @@ if previous > own_previous or current > own_current then
   counter[CURRENT] = math.min(counter[CURRENT] + more_current, MAX)
   counter[node], counter[node + 1], counter[node + 2] = tag, own_previous, own_current
   save(KEYS[1], counter)
+elseif stored == 'stale' then
+  save(KEYS[1], counter)
 elseif stored then
   repair_ttl(KEYS[1], counter)
 end

@@ -187,7 +187,6 @@ impl Cli {
     }
 }
 
-<<<<<<< HEAD
 fn change(action: AclAction, arguments: acl::Change) -> Exit {
     finish(ask(acl::change(action, &arguments)))
 }
@@ -212,12 +211,13 @@ impl ConfigArg {
     /// The configuration alone, for commands that ask a running agent.
     fn load(&self) -> anyhow::Result<Config> {
         Ok(Config::load(&self.config, Environment::of_process())?)
-=======
+    }
+}
+
 fn exit_of(error: &clap::Error) -> Exit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Ok,
         _ => Exit::Usage,
->>>>>>> config
     }
 }
 

@@ -117,14 +117,12 @@ pub struct PacketRuleSpec {
     pub mode: EnforcementMode,
 }
 
-<<<<<<< HEAD
 impl PacketRuleSpec {
     /// A rule without limits.
     pub fn new(id: &str, cidr: IpNet, mode: EnforcementMode) -> Self {
         Self { id: id.into(), cidr, packets: None, bytes: None, new_connections: None, mode }
     }
 }
-=======
+
 #[cfg(test)]
 mod tests;
->>>>>>> config

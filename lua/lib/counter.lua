@@ -76,7 +76,8 @@ local function advance(counter, index)
   end
 end
 
--- The same rules as `Counter::move_to` in limiter-user/src/store/counter.rs, which gives the reasons.
+-- The same rules as `Counter::move_to` in limiter-user/src/store/counter.rs, which gives the reasons. Returns whether the
+-- counts were given another window than time alone gives them; that has to be kept, or it would be done each time anew.
 local function move_to(counter, window_us, now_us)
   local from = counter[WINDOW]
   if from ~= window_us then
@@ -93,8 +94,10 @@ local function move_to(counter, window_us, now_us)
     counter[WINDOW], counter[INDEX] = window_us, div(now_us, window_us)
   end
   local index = div(now_us, window_us)
-  if counter[INDEX] > index + 1 then counter[INDEX] = index end
+  local is_ahead = counter[INDEX] > index + 1
+  if is_ahead then counter[INDEX] = index end
   advance(counter, index)
+  return is_ahead or from ~= window_us
 end
 
 local function is_counter(value)
@@ -106,23 +109,22 @@ local function is_counter(value)
   return value[WINDOW] >= 1
 end
 
--- The counter at `key`, moved to the window of now_us; whether it is stored; whether something else was there, which
--- is removed.
+-- The counter at `key`, moved to the window of now_us; how it is stored: nil, 'current', or 'stale' when it has to be
+-- written even if nothing is charged; whether something else was there, which is removed.
 local function load(key, window_us, now_us)
   local stored = redis.pcall('GET', key)
   if type(stored) == 'string' then
     local decoded, counter = pcall(cmsgpack.unpack, stored)
     if decoded and is_counter(counter) then
-      move_to(counter, window_us, now_us)
-      return counter, true, false
+      return counter, move_to(counter, window_us, now_us) and 'stale' or 'current', false
     end
   elseif not stored then
-    return { window_us, div(now_us, window_us), 0, 0 }, false, false
+    return { window_us, div(now_us, window_us), 0, 0 }, nil, false
   elseif not string.find(stored.err, 'WRONGTYPE', 1, true) then
     error(stored.err)
   end
   redis.call('DEL', key)
-  return { window_us, div(now_us, window_us), 0, 0 }, false, true
+  return { window_us, div(now_us, window_us), 0, 0 }, nil, true
 end
 
 local function ttl_ms(counter)

@@ -14,7 +14,7 @@ use nix::{
 use tempfile::TempDir;
 
 use crate::{
-    eventually::eventually,
+    eventually::until,
     http::{self, Address, Response},
 };
 
@@ -94,7 +94,7 @@ impl Setup {
     /// Starts the agent and waits until it is ready.
     pub fn start(&self) -> Agent<'_> {
         let mut agent = self.spawn();
-        eventually("the agent is ready", START, || {
+        until("the agent is ready", START, || {
             assert!(agent.child.try_wait().expect("a child").is_none(), "the agent ended:\n{}", self.log());
             http::get(&self.admin(), "/readyz", &[]).ok().filter(|response| response.status == 200)
         });
@@ -155,7 +155,7 @@ impl Agent<'_> {
     pub fn stop(mut self) -> ExitStatus {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"));
         kill(pid, Signal::SIGTERM).expect("a signal");
-        eventually("the agent stops", START, || self.child.try_wait().expect("a child"))
+        until("the agent stops", START, || self.child.try_wait().expect("a child"))
     }
 }
 

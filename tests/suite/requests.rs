@@ -201,7 +201,7 @@ fn both_apis_answer_over_tcp_and_keep_connections_open() {
     );
     let _agent = setup.spawn();
     let ready = || http::get(&Address::Tcp(admin), "/readyz", &[]).ok().filter(|r| r.status == 200);
-    limiter_tests::eventually::eventually("ready", limiter_tests::agent::START, ready);
+    limiter_tests::eventually::until("ready", limiter_tests::agent::START, ready);
     let mut connection = Connection::open(&Address::Tcp(http)).expect("a connection");
     for n in 1..=20 {
         let response = connection.request("HEAD", "/v1/check", &[("X-Forwarded-For", "192.0.2.1")], "").expect("an answer");

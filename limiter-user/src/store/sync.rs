@@ -304,6 +304,7 @@ impl SyncWorker {
                 }
             }
         }
+        let refilling = self.refilling > 0;
         self.refilling = self.refilling.saturating_sub(sent);
         self.set_clock(&bounds);
         {
@@ -323,7 +324,7 @@ impl SyncWorker {
         }
         self.answered();
         // One key may have been evicted; many at once were flushed. What is sent again says nothing new.
-        if self.refilling == 0 && seen.lost > 0 && seen.lost * 2 >= seen.known {
+        if !refilling && seen.lost > 0 && seen.lost * 2 >= seen.known {
             self.refill("redis has lost counters");
         }
         Ok(())

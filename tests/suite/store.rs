@@ -1,0 +1,7 @@
+//! Counters: one suite over every store, then what only Redis can get wrong, then sharing between nodes.
+
+mod store {
+    pub(crate) mod behaviour;
+    mod redis_only;
+    mod sync_worker;
+}
