@@ -3,18 +3,21 @@
 use std::{
     collections::HashMap,
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     os::unix::net::UnixStream,
     path::PathBuf,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
+use socket2::{Domain, Socket, Type};
 
 /// Where a server listens.
 #[derive(Clone, Debug)]
 pub enum Address {
     Tcp(SocketAddr),
+    /// From one of several addresses of this host.
+    TcpFrom(IpAddr, SocketAddr),
     Unix(PathBuf),
 }
 
@@ -58,12 +61,8 @@ impl Connection {
 
     pub fn open_within(address: &Address, timeout: Duration) -> Result<Self> {
         let stream: Box<dyn Wire + Send> = match address {
-            Address::Tcp(socket) => {
-                let stream = TcpStream::connect_timeout(socket, timeout).with_context(|| format!("connecting to {socket}"))?;
-                stream.set_read_timeout(Some(timeout))?;
-                stream.set_nodelay(true)?;
-                Box::new(stream)
-            }
+            Address::Tcp(to) => Box::new(tcp(None, *to, timeout)?),
+            Address::TcpFrom(from, to) => Box::new(tcp(Some(*from), *to, timeout)?),
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path).with_context(|| format!("connecting to {}", path.display()))?;
                 stream.set_read_timeout(Some(timeout))?;
@@ -103,6 +102,17 @@ impl Connection {
         self.0.read_exact(&mut body)?;
         Ok(Response { status, headers, body: String::from_utf8(body)? })
     }
+}
+
+fn tcp(from: Option<IpAddr>, to: SocketAddr, timeout: Duration) -> Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    if let Some(from) = from {
+        socket.bind(&SocketAddr::new(from, 0).into()).with_context(|| format!("sending from {from}"))?;
+    }
+    socket.connect_timeout(&to.into(), timeout).with_context(|| format!("connecting to {to}"))?;
+    socket.set_read_timeout(Some(timeout))?;
+    socket.set_tcp_nodelay(true)?;
+    Ok(socket.into())
 }
 
 /// One request on a connection of its own.
