@@ -12,7 +12,7 @@ use limiter_common::{
     budget::Budget,
     rule::{Bucket, PacketRule},
     schema,
-    stats::{Counter, STATS_ENTRIES},
+    stats::{Counter, RULE_SLOTS, RuleName, STATS_ENTRIES},
 };
 
 /// Allow prefixes. The agent writes; at most 131,072 of a family, about 15 MB when full, nothing when empty.
@@ -65,6 +65,10 @@ static CREATION: Array<u64> = Array::with_max_entries(schema::creation::SLOTS, 0
 /// Counters. The program writes, each CPU its own, so no atomics are needed; 0.5 MB a CPU.
 #[map]
 static STATS: PerCpuArray<Counter> = PerCpuArray::with_max_entries(STATS_ENTRIES, 0);
+
+/// Which rule a slot of the counters belongs to. Only the agent writes and reads; 64 KB.
+#[map]
+static RULE_NAMES: Array<RuleName> = Array::with_max_entries(RULE_SLOTS, 0);
 
 /// One number in a map, which other CPUs change at the same time.
 #[derive(Clone, Copy)]

@@ -1,8 +1,12 @@
-//! The harness: starts real programs, and drives them with real traffic.
+//! The harness: starts real programs, and drives them with real traffic in network namespaces.
 
 pub mod agent;
 pub mod eventually;
+pub mod fixture;
 pub mod gateway;
 pub mod http;
+pub mod netns;
+pub mod object;
+pub mod packet;
 pub mod redis_server;
 pub mod vectors;

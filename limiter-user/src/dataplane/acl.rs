@@ -75,10 +75,6 @@ impl Acl {
         policy.chain(operators)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.policy.len() + self.operators.len()
-    }
-
     pub(super) fn count(&self, list: List, ipv4: bool) -> usize {
         let is_wanted = |(of, prefix): &(List, IpNet)| *of == list && matches!(prefix, IpNet::V4(_)) == ipv4;
         self.policy.keys().filter(|key| is_wanted(key)).count()
@@ -109,11 +105,20 @@ impl Acl {
         self.operators.insert((list, prefix), deadline);
     }
 
-    pub(super) fn remove(&mut self, list: List, prefix: IpNet) -> Result<(), DataplaneError> {
-        match self.operators.remove(&(list, prefix)) {
-            Some(_) => Ok(()),
-            None => Err(DataplaneError::Absent { list, prefix, in_policy: self.in_policy(list, prefix) }),
+    /// Whether operators have put `prefix` there.
+    pub(super) fn require(&self, list: List, prefix: IpNet) -> Result<(), DataplaneError> {
+        if self.operators.contains_key(&(list, prefix)) {
+            return Ok(());
         }
+        Err(DataplaneError::Absent { list, prefix, in_policy: self.in_policy(list, prefix) })
+    }
+
+    pub(super) fn remove(&mut self, list: List, prefix: IpNet) {
+        self.operators.remove(&(list, prefix));
+    }
+
+    pub(super) fn is_expired(&self, list: List, prefix: IpNet, now: KtimeNs) -> bool {
+        self.operators.get(&(list, prefix)).is_some_and(|deadline| *deadline <= now)
     }
 
     /// Operators' entries whose deadline has passed.

@@ -11,7 +11,7 @@ use thiserror::Error as ThisError;
 use super::{AttachedMode, List};
 
 /// An error of the kernel interface, whichever call it is from.
-pub type Source = Box<dyn Error + Send + Sync>;
+pub(super) type Source = Box<dyn Error + Send + Sync>;
 
 #[derive(Debug, ThisError)]
 #[non_exhaustive]

@@ -122,8 +122,12 @@ impl KernelDataplane {
         // The first prefix of its kind: the program in force does not look for one.
         let mut acl = state.acl.clone();
         acl.insert(list, prefix, deadline);
-        let attached = self.exchange(&mut state.attached, None, &acl)?;
-        state.attached = attached;
+        let State { attached, rules, .. } = &mut *state;
+        let (pins, created) = PinDir::prepare(&self.config.pin_dir)?;
+        let plan =
+            Plan { object: &self.object, config: &self.config, tuning: &self.tuning, rules: &*rules, acl: &acl };
+        let next = loader::load(plan, pins, created)?.verify()?.fill()?.attach(Some(attached))?;
+        state.attached = next;
         state.acl = acl;
         Ok(())
     }
@@ -131,10 +135,9 @@ impl KernelDataplane {
     fn take(&self, list: List, prefix: IpNet) -> Result<(), DataplaneError> {
         let prefix = canonical(prefix);
         let mut state = self.state.write();
-        let mut acl = state.acl.clone();
-        acl.remove(list, prefix)?;
+        state.acl.require(list, prefix)?;
         state.attached.maps.remove_acl(list, prefix)?;
-        state.acl = acl;
+        state.acl.remove(list, prefix);
         Ok(())
     }
 
@@ -189,4 +192,181 @@ fn bring_up(
     let attached = loader::load(plan, pins, created)?.verify()?.fill()?.attach(previous)?;
     let request_rules = policy.rules.iter().map(|rule| Arc::clone(&rule.id)).collect();
     Ok(State { attached, rules, request_rules, acl, budgets: HashMap::new() })
+}
+
+impl Dataplane for KernelDataplane {
+    fn counters(&self) -> Result<Vec<RuleCounter>, DataplaneError> {
+        let state = self.state.read();
+        let Attached { maps, slots, .. } = &state.attached;
+        let rules = slots.taken().map(|(slot, rule)| (slot, Some(Arc::clone(rule))));
+        let mut counters = Vec::new();
+        for (slot, rule) in std::iter::once((NO_RULE, None)).chain(rules) {
+            for verdict in Verdict::all() {
+                let counter = maps.counter(slot, verdict)?;
+                if counter.packets > 0 {
+                    counters.push(RuleCounter { rule: rule.clone(), verdict, counter });
+                }
+            }
+        }
+        Ok(counters)
+    }
+
+    fn block(&self, prefix: IpNet, lasts: Option<Duration>) -> Result<(), DataplaneError> {
+        self.put(List::Deny, prefix, lasts)
+    }
+
+    fn unblock(&self, prefix: IpNet) -> Result<(), DataplaneError> {
+        self.take(List::Deny, prefix)
+    }
+
+    fn allow(&self, prefix: IpNet, lasts: Option<Duration>) -> Result<(), DataplaneError> {
+        self.put(List::Allow, prefix, lasts)
+    }
+
+    fn unallow(&self, prefix: IpNet) -> Result<(), DataplaneError> {
+        self.take(List::Allow, prefix)
+    }
+
+    fn push_budget(
+        &self,
+        source: IpAddr,
+        lasts: Duration,
+        reason: BudgetReason,
+        rule: &str,
+    ) -> Result<(), DataplaneError> {
+        self.push(source, lasts, rule, |deadline, slot| Budget::block(deadline, reason, slot))
+    }
+
+    fn replace_budget(
+        &self,
+        source: IpAddr,
+        packets: Quota,
+        lasts: Duration,
+        reason: BudgetReason,
+        rule: &str,
+    ) -> Result<(), DataplaneError> {
+        let packets =
+            packets.params().map_err(|source| DataplaneError::Quota { rule: rule.to_owned(), source })?;
+        self.push(source, lasts, rule, |deadline, slot| Budget::replace(packets, deadline, reason, slot))
+    }
+
+    fn remove_budget(&self, source: IpAddr) -> Result<bool, DataplaneError> {
+        let source = self.config.src_prefixes.cut(source);
+        let mut state = self.state.write();
+        let was_there = state.attached.maps.remove_budget(source)?;
+        state.budgets.remove(&source);
+        Ok(was_there)
+    }
+
+    fn budgets(&self) -> Vec<BudgetListing> {
+        let now = ktime();
+        let state = self.state.read();
+        let holding = state.budgets.iter().filter(|(_, budget)| !budget.expired(now));
+        let listed = holding.map(|(source, budget)| {
+            let prefix = IpNet::new(*source, self.config.src_prefixes.len_of(*source));
+            BudgetListing {
+                source: prefix.unwrap_or_else(|_| acl::host(*source)),
+                effect: if budget.is_block() { BudgetEffect::Block } else { BudgetEffect::Replace },
+                remaining: acl::remaining(now, budget.deadline()).unwrap_or(Duration::MAX),
+                reason: budget.reason(),
+                rule: state.attached.slots.rule(budget.rule_slot()).cloned(),
+            }
+        });
+        listed.collect()
+    }
+
+    fn acl(&self) -> Vec<AclListing> {
+        self.state.read().acl.list(ktime())
+    }
+
+    fn is_allowed(&self, address: IpAddr) -> bool {
+        self.state.read().acl.allow_around(acl::host(address), ktime()).is_some()
+    }
+
+    fn expire(&self) -> Result<usize, DataplaneError> {
+        let now = ktime();
+        // Most of the time there is nothing to remove, and nobody has to wait.
+        let (prefixes, sources) = {
+            let state = self.state.read();
+            let expired = state.budgets.iter().filter(|(_, budget)| budget.expired(now));
+            (state.acl.expired(now), expired.map(|(source, _)| *source).collect::<Vec<_>>())
+        };
+        let mut removed = 0;
+        if prefixes.is_empty() && sources.is_empty() {
+            return Ok(removed);
+        }
+        let mut state = self.state.write();
+        for (list, prefix) in prefixes {
+            // It may have got a new deadline meanwhile.
+            if state.acl.is_expired(list, prefix, now) {
+                state.attached.maps.remove_acl(list, prefix)?;
+                state.acl.remove(list, prefix);
+                removed += 1;
+            }
+        }
+        for source in sources {
+            if state.budgets.get(&source).is_some_and(|budget| budget.expired(now)) {
+                state.attached.maps.remove_budget(source)?;
+                state.budgets.remove(&source);
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    fn map_usage(&self) -> Result<Vec<MapUsage>, DataplaneError> {
+        let state = self.state.read();
+        let mut usage = Vec::new();
+        for (list, is_ipv4, map) in [
+            (List::Allow, true, "ALLOW_V4"),
+            (List::Allow, false, "ALLOW_V6"),
+            (List::Deny, true, "DENY_V4"),
+            (List::Deny, false, "DENY_V6"),
+        ] {
+            let entries = state.acl.count(list, is_ipv4) as u64;
+            usage.push(MapUsage { map, entries, capacity: MAX_ACL_PREFIXES.into() });
+        }
+        for (is_ipv4, map) in [(true, "BUDGETS_V4"), (false, "BUDGETS_V6")] {
+            let entries = state.budgets.keys().filter(|source| source.is_ipv4() == is_ipv4).count() as u64;
+            usage.push(MapUsage { map, entries, capacity: MAX_BUDGETS.into() });
+        }
+        for ((map, created), capacity) in
+            ["BUCKETS_V4", "BUCKETS_V6"].into_iter().zip(CREATED).zip(state.attached.max_sources)
+        {
+            // Buckets only leave when the map is full and a newer one needs the place.
+            let capacity = u64::from(capacity);
+            let entries = state.attached.maps.creation(created)?.min(capacity);
+            usage.push(MapUsage { map, entries, capacity });
+        }
+        Ok(usage)
+    }
+
+    fn interfaces(&self) -> Result<Vec<AttachedInterface>, DataplaneError> {
+        let state = self.state.read();
+        let mut interfaces = state.attached.interfaces.clone();
+        let ids = attach::program_ids(&state.attached.pins)?;
+        interfaces.retain_mut(|interface| {
+            let found = ids.iter().find(|(name, _)| *name == *interface.name);
+            if let Some((_, id)) = found {
+                interface.program_id = *id;
+            }
+            found.is_some()
+        });
+        Ok(interfaces)
+    }
+
+    fn reload(&self, policy: &Policy) -> Result<(), DataplaneError> {
+        let mut state = self.state.write();
+        let next = bring_up(&self.object, &self.config, &self.tuning, policy, Some(&mut state))?;
+        let budgets = std::mem::take(&mut state.budgets);
+        *state = State { budgets, ..next };
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<(), DataplaneError> {
+        match self.config.on_exit {
+            OnExit::Keep => Ok(()),
+            OnExit::Detach => attach::detach_all(&self.state.read().attached.pins),
+        }
+    }
 }

@@ -16,12 +16,14 @@ use limiter_common::{
     stats::RuleName,
 };
 
+use nix::errno::Errno;
+
 use super::{
     AttachedInterface, DataplaneConfig, DataplaneError, List, Protect, Transport, Tuning,
     acl::{Acl, Prefix},
     attach,
     compile::CompiledRules,
-    error::{is_permission, map_error},
+    error::{errno, is_permission, map_error},
     maps::{self, Maps},
     pins::{CreatedPins, PinDir, pin_error},
     slots::Slots,
@@ -158,8 +160,9 @@ impl<'a> Loaded<'a> {
 
 /// The end of the verifier's log names the instruction that it refuses.
 fn verifier_error(error: ProgramError) -> DataplaneError {
-    const LINES: usize = 12;
-    if is_permission(&error) {
+    const LINES: usize = 30;
+    // The verifier refuses with EACCES too.
+    if errno(&error) == Some(Errno::EPERM) {
         let object = "program".to_owned();
         return DataplaneError::Permission { operation: "load the XDP", object, source: Box::new(error) };
     }

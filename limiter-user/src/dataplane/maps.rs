@@ -1,6 +1,6 @@
 //! Maps of a loaded program, with their types, and the check of those that are pinned.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use aya::{
     Ebpf,
@@ -29,7 +29,6 @@ use super::{
 };
 
 /// The maps that the agent uses while a program is in force.
-#[derive(Debug)]
 pub(super) struct Maps {
     allow_v4: LpmTrie<MapData, [u8; 4], AclEntry>,
     allow_v6: LpmTrie<MapData, [u8; 16], AclEntry>,
@@ -40,6 +39,12 @@ pub(super) struct Maps {
     creation: Array<MapData, u64>,
     stats: PerCpuArray<MapData, Counter>,
     rule_names: Array<MapData, RuleName>,
+}
+
+impl fmt::Debug for Maps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Maps").finish_non_exhaustive()
+    }
 }
 
 fn take<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<M, DataplaneError> {

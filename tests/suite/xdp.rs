@@ -1,0 +1,202 @@
+//! The XDP program on packets, by BPF_PROG_TEST_RUN. Needs root and the XDP object.
+
+use std::{collections::BTreeSet, sync::Barrier, thread};
+
+use limiter_common::{
+    quota::{Quota, Rate},
+    rule::EnforcementMode::Enforce,
+    verdict::{DropReason, PassReason, Verdict},
+};
+use limiter_tests::{
+    fixture::{
+        Fixture, Limited, World, fixtures,
+    },
+    packet::{self, Packet},
+};
+use limiter_user::dataplane::{Dataplane as _, Protect};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
+#[test]
+fn every_fixture_gets_its_verdict_and_its_counter() {
+    let mut wrong = Vec::new();
+    for fixture in fixtures() {
+        let loaded = fixture.prepare();
+        let (verdict, rule) = loaded.judge(&fixture.packet.build());
+        if (verdict, rule.as_deref()) != (fixture.expect, fixture.rule) {
+            let Fixture { name, expect, rule: by, .. } = fixture;
+            wrong.push(format!("{name}: {verdict:?} by {rule:?}, expected {expect:?} by {by:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn every_reason_has_a_fixture() {
+    let shown: BTreeSet<u32> = fixtures().iter().map(|fixture| fixture.expect.index()).collect();
+    let missing: Vec<_> =
+        Verdict::all().filter(|verdict| is_reachable(*verdict) && !shown.contains(&verdict.index())).collect();
+    assert!(missing.is_empty(), "no fixture for {missing:?}");
+}
+
+/// A deny prefix and a budget have no shadow mode.
+fn is_reachable(verdict: Verdict) -> bool {
+    match verdict {
+        Verdict::Pass(_) | Verdict::Drop(_) => true,
+        Verdict::ShadowDrop(reason) => match reason {
+            DropReason::Denied | DropReason::Blocked => false,
+            DropReason::Malformed
+            | DropReason::RateLimitedPackets
+            | DropReason::RateLimitedBytes
+            | DropReason::RateLimitedConnections
+            | DropReason::NewSources
+            | DropReason::Contended => true,
+        },
+    }
+}
+
+#[test]
+fn names_of_fixtures_are_unique() {
+    let mut names = BTreeSet::new();
+    for fixture in fixtures() {
+        assert!(names.insert(fixture.name), "{}", fixture.name);
+    }
+}
+
+/// Runs `frame` on two CPUs at once, `repeat` times on each.
+fn hammer(loaded: &limiter_tests::fixture::Loaded, frames: [&[u8]; 2], repeat: u32) {
+    let barrier = Barrier::new(2);
+    thread::scope(|scope| {
+        for (cpu, frame) in frames.into_iter().enumerate() {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                let mut cpus = CpuSet::new();
+                cpus.set(cpu).expect("a CPU");
+                sched_setaffinity(Pid::from_raw(0), &cpus).expect("two CPUs");
+                barrier.wait();
+                loaded.dataplane.test_run(frame, repeat).expect("run the program");
+            });
+        }
+    });
+}
+
+#[test]
+fn two_cpus_hammering_one_source_admit_exactly_the_quota() {
+    const BURST: u64 = 100_000;
+    const REPEAT: u32 = 300_000;
+    let syn = Packet::tcp("192.0.2.7", 443, packet::SYN).build();
+    for (limited, burst, reason) in [
+        (Limited::Packets, BURST, DropReason::RateLimitedPackets),
+        (Limited::Bytes, BURST * syn.len() as u64, DropReason::RateLimitedBytes),
+        (Limited::Connections, BURST, DropReason::RateLimitedConnections),
+    ] {
+        let loaded = World::new().rule("four", "0.0.0.0/0", Enforce, &[(limited, burst)]).load();
+        hammer(&loaded, [&syn, &syn], REPEAT);
+        let passed = loaded.packets(Verdict::Pass(PassReason::Conforming));
+        let refused = loaded.packets(Verdict::Drop(reason));
+        let contended = loaded.packets(Verdict::Drop(DropReason::Contended));
+        assert_eq!(passed, BURST, "{limited:?}");
+        assert_eq!(passed + refused + contended, u64::from(2 * REPEAT), "{limited:?}: every packet is counted");
+    }
+}
+
+#[test]
+fn two_cpus_charge_every_dimension_or_none() {
+    const BURST: u64 = 50_000;
+    let syn = Packet::tcp("192.0.2.7", 443, packet::SYN).build();
+    let ack = Packet::tcp("192.0.2.7", 443, packet::ACK).build();
+    // Connections run out first. What those denials cost in packets would be missing below.
+    let limits = [(Limited::Packets, 2 * BURST), (Limited::Bytes, 2 * BURST * syn.len() as u64), (Limited::Connections, BURST)];
+    let loaded = World::new().rule("four", "0.0.0.0/0", Enforce, &limits).load();
+    hammer(&loaded, [&syn, &syn], 200_000);
+    let passed = || loaded.packets(Verdict::Pass(PassReason::Conforming));
+    assert_eq!(passed(), BURST);
+    hammer(&loaded, [&ack, &ack], 200_000);
+    assert_eq!(passed(), 2 * BURST);
+}
+
+#[test]
+fn a_racing_insert_never_refills() {
+    const ROUNDS: u8 = 200;
+    const BURST: u64 = 50;
+    let loaded = World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, BURST)]).load();
+    for round in 0..ROUNDS {
+        // New on both CPUs at the same time.
+        let frame = Packet::udp(&format!("192.0.2.{round}"), 443).build();
+        hammer(&loaded, [&frame, &frame], 200);
+        let passed = loaded.packets(Verdict::Pass(PassReason::Conforming));
+        assert_eq!(passed, BURST * (u64::from(round) + 1), "round {round}");
+    }
+}
+
+#[test]
+fn a_flood_of_new_sources_stays_limited_and_memory_bounded() {
+    const SOURCES: u32 = 100_000;
+    const BURST: u64 = 10;
+    let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, BURST)]);
+    world.config.max_sources = 1000;
+    let creation_burst = 100;
+    world.tuning.new_sources =
+        Some(Quota { rate: Rate { count: 1, per_ns: 24 * 3600 * 1_000_000_000 }, burst: creation_burst });
+    let loaded = world.load();
+    let heavy = Packet::udp("192.0.2.7", 443).build();
+    loaded.dataplane.test_run(&heavy, 5).expect("run the program");
+    for source in 0..SOURCES {
+        // Spoofed, in 100 neighbourhoods of a thousand packets each.
+        let [_, _, host_high, host] = source.to_be_bytes();
+        let frame = Packet::udp(&format!("10.0.{}.{host}", host_high % 100), 443).build();
+        loaded.dataplane.test_run(&frame, 1).expect("run the program");
+    }
+    let passed = loaded.packets(Verdict::Pass(PassReason::Conforming)) - 5;
+    // Every neighbourhood has one burst at most, and so has each of the sources with a bucket of its own.
+    assert!(passed <= BURST * (100 + creation_burst), "{passed} of {SOURCES} passed");
+    assert!(loaded.packets(Verdict::Drop(DropReason::NewSources)) > u64::from(SOURCES) / 2);
+    let usage = loaded.dataplane.map_usage().expect("read the usage");
+    let buckets = usage.iter().find(|usage| usage.map == "BUCKETS_V4").expect("BUCKETS_V4");
+    assert_eq!((buckets.entries, buckets.capacity), (creation_burst, 1000));
+    // The bucket of the heavy source has outlived the flood: five packets are left of its burst.
+    loaded.dataplane.test_run(&heavy, 100).expect("run the program");
+    assert_eq!(loaded.packets(Verdict::Pass(PassReason::Conforming)) - 5 - passed, BURST - 5);
+    // A good client in a quiet neighbourhood is new as well, and loses nothing.
+    let (verdict, _) = loaded.judge(&Packet::udp("203.0.113.1", 443).build());
+    assert_eq!(verdict, Verdict::Pass(PassReason::Conforming));
+}
+
+#[test]
+fn buckets_refill_at_their_rate() {
+    let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, 1)]);
+    let quota = Quota { rate: Rate { count: 100, per_ns: 1_000_000_000 }, burst: 1 };
+    world.policy.packet_rules[0].packets = Some(quota);
+    let loaded = world.load();
+    let frame = Packet::udp("192.0.2.7", 443).build();
+    let passes = || matches!(loaded.judge(&frame).0, Verdict::Pass(_));
+    assert!(passes());
+    assert!(!passes());
+    limiter_tests::eventually::until("a unit has come back", Duration::from_secs(10), || passes().then_some(()));
+}
+
+#[test]
+fn everything_switched_on_stays_below_a_hundred_thousand_instructions() {
+    let everything = || {
+        let all = [(Limited::Packets, 1_000_000_000), (Limited::Bytes, 1 << 40), (Limited::Connections, 1_000_000_000)];
+        let world = World::new().rule("four", "0.0.0.0/0", Enforce, &all).rule("six", "::/0", Enforce, &all);
+        let world = world.rule("narrow", "198.51.100.0/24", Enforce, &all).rule("narrow6", "2001:db8:9::/48", Enforce, &all);
+        world.allow("203.0.113.0/24").allow("2001:db8:a::/48").deny("203.0.112.0/24").deny("2001:db8:b::/48")
+    };
+    let one = || World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, 1_000_000_000)]);
+    let mut one_without_budgets = one();
+    one_without_budgets.config.budgets = false;
+    for (name, world) in [
+        ("everything", everything()),
+        ("everything, all protected", everything().protect(Protect::All)),
+        ("one default rule", one()),
+        ("one default rule, no budgets", one_without_budgets),
+        ("nothing", World::new()),
+    ] {
+        let instructions = world.load().dataplane.verified_instructions().expect("the verifier's count");
+        eprintln!("verified instructions: {instructions:>7}  {name}");
+        assert!(instructions < 100_000, "{name}: {instructions}");
+    }
+}
