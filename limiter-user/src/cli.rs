@@ -215,10 +215,8 @@ impl ConfigArg {
 }
 
 fn exit_of(error: &clap::Error) -> Exit {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Ok,
-        _ => Exit::Usage,
-    }
+    let is_asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if is_asked_for { Exit::Ok } else { Exit::Usage }
 }
 
 /// Prints to standard output; a reader that has gone away is no failure.

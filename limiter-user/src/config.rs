@@ -378,9 +378,7 @@ fn listen(text: &str) -> Result<Listen, String> {
             Err(format!("the path of a Unix socket has at most {MAX_SOCKET_PATH} bytes"))
         }
         Some(path) => Ok(Listen::Unix(path.into())),
-        None => {
-            text.parse().map(Listen::Tcp).map_err(|_: std::net::AddrParseError| format!("\"{text}\" is not {LISTEN}"))
-        }
+        None => text.parse().ok().map(Listen::Tcp).ok_or_else(|| format!("\"{text}\" is not {LISTEN}")),
     }
 }
 

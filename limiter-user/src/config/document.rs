@@ -223,13 +223,11 @@ impl<'d> Table<'d> {
             return absent(Place { context: self.place.context, origin: self.place.origin.clone(), key });
         };
         let place = self.place_of(field, name.span().start);
-        match value.get_ref() {
-            DeValue::Table(fields) => Self { place, fields: Some(fields), variables, known: Vec::new() },
-            other => {
-                place.error(format_args!("expected a table, found {}", name_of(other)));
-                absent(place)
-            }
-        }
+        let Some(fields) = value.get_ref().as_table() else {
+            place.error(format_args!("expected a table, found {}", name_of(value.get_ref())));
+            return absent(place);
+        };
+        Self { place, fields: Some(fields), variables, known: Vec::new() }
     }
 
     /// Refuses a field that later versions have.

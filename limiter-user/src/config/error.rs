@@ -94,9 +94,10 @@ impl ConfigErrors {
     /// That `path` could not be read or written, and what to do about it.
     pub fn of_io(operation: &str, path: &Path, key: &str, error: &io::Error) -> Self {
         let no_permission = error.kind() == io::ErrorKind::PermissionDenied;
-        let message = match error.kind() {
-            io::ErrorKind::NotFound => format!("cannot {operation}: no such file"),
-            _ => format!("cannot {operation}: {error}"),
+        let message = if error.kind() == io::ErrorKind::NotFound {
+            format!("cannot {operation}: no such file")
+        } else {
+            format!("cannot {operation}: {error}")
         };
         Self::of_file(path, key, message, no_permission)
     }

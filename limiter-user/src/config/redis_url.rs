@@ -31,7 +31,7 @@ pub enum RedisAddress {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedisUrlError {
     #[error("is not a URL: {0}")]
-    Malformed(url::ParseError),
+    Malformed(#[from] url::ParseError),
     #[error("is neither redis://HOST[:PORT][/DATABASE] nor unix:///PATH")]
     Scheme,
     #[error("TLS {LATER}")]
@@ -42,8 +42,8 @@ pub enum RedisUrlError {
     NoPath,
     #[error("the database is not a number")]
     Database,
-    #[error("a part is not UTF-8")]
-    NotUtf8,
+    #[error("a part is not UTF-8: {0}")]
+    NotUtf8(#[from] std::str::Utf8Error),
     #[error("has a parameter that is not known: unix URLs take db, user and pass, redis URLs none")]
     Parameter,
 }
@@ -53,7 +53,7 @@ const DEFAULT_PORT: u16 = 6379;
 impl RedisUrl {
     /// `redis://[user[:password]@]host[:port][/database]`, or `unix:///path[?db=N&user=U&pass=P]`.
     pub fn parse(text: &str) -> Result<Self, RedisUrlError> {
-        let url = Url::parse(text).map_err(RedisUrlError::Malformed)?;
+        let url = Url::parse(text)?;
         match url.scheme() {
             "redis" => Self::tcp(&url),
             "unix" | "redis+unix" => Self::unix(&url),
@@ -123,8 +123,7 @@ fn database(text: &str) -> Result<u32, RedisUrlError> {
 }
 
 fn decoded(text: &str) -> Result<String, RedisUrlError> {
-    let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(Cow::into_owned).map_err(|_: std::str::Utf8Error| RedisUrlError::NotUtf8)
+    Ok(percent_decode_str(text).decode_utf8().map(Cow::into_owned)?)
 }
 
 /// Without credentials: for messages.

@@ -347,7 +347,7 @@ fn an_unreadable_file_is_told_from_a_missing_one() {
     assert_eq!((errors.to_string(), errors.exit()), (message, Exit::Config));
 
     fs::write(&missing, "").unwrap();
-    fs::set_permissions(&missing, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&missing, fs::Permissions::from_mode(0o0)).unwrap();
     if fs::read(&missing).is_ok() {
         // Root reads everything: what the kernel would say stands in.
         let denied = std::io::ErrorKind::PermissionDenied.into();

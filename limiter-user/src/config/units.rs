@@ -142,7 +142,7 @@ impl Decimal {
     fn times(self, unit: u64) -> Option<u128> {
         let product = self.digits * u128::from(unit);
         let divisor = 10u128.pow(self.places);
-        (product % divisor == 0).then_some(product / divisor)
+        product.is_multiple_of(divisor).then_some(product / divisor)
     }
 }
 

@@ -25,6 +25,8 @@
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
+use foldhash::fast::RandomState;
+
 /// Longer paths belong to every group.
 pub const MAX_PATH_LEN: usize = 8192;
 const MAX_PATTERN_LEN: usize = 1024;
@@ -171,8 +173,9 @@ struct Group {
 
 #[derive(Clone, Default)]
 struct Node {
-    exact: HashMap<Box<[u8]>, u32>,
-    prefixes: HashMap<Box<[u8]>, u32>,
+    // Only the policy decides what is in them, so that the hash need not withstand an adversary.
+    exact: HashMap<Box<[u8]>, u32, RandomState>,
+    prefixes: HashMap<Box<[u8]>, u32, RandomState>,
     /// Lengths that occur in `prefixes`, so that a segment is looked up once for each.
     prefix_lens: Vec<usize>,
     one: Option<u32>,
