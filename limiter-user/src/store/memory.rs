@@ -25,6 +25,8 @@ use super::{
 use crate::clock::Clock;
 
 mod shard;
+#[cfg(test)]
+mod tests;
 
 /// Enough that two cores rarely want the same lock.
 const MAX_SHARDS: usize = 64;

@@ -5,14 +5,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, Pipeline, RedisResult, ServerErrorKind, Value};
+use redis::{
+    Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, Pipeline, RedisResult, ServerErrorKind, Value,
+};
 
+use self::{calls::Calls, connection::Connection, script::Script};
 pub use self::{
     calls::{CallStats, DURATION_BOUNDS_US},
     key::redis_key,
     script::SyncReply,
 };
-use self::{calls::Calls, connection::Connection, script::Script};
 use super::{At, Cell, CellOutcome, Charge, Store, StoreError, counter::OwnTotals};
 use crate::clock::Stopwatch;
 
@@ -167,7 +169,8 @@ impl RedisStore {
         const OPERATION: &str = "ask the time";
         let reply = self.single(OPERATION, redis::cmd("TIME"), deadline).await?;
         let misfit = |reason: String| self.0.connection.bad_reply(OPERATION, reason);
-        let (seconds, micros): (u64, u64) = redis::from_redis_value(reply).map_err(|error| misfit(error.to_string()))?;
+        let (seconds, micros): (u64, u64) =
+            redis::from_redis_value(reply).map_err(|error| misfit(error.to_string()))?;
         let us = seconds.checked_mul(1_000_000).and_then(|us| us.checked_add(micros));
         us.ok_or_else(|| misfit(format!("{seconds} seconds")))
     }
@@ -266,8 +269,8 @@ impl Store for RedisStore {
         let call = script::decide(&self.0.sliding_window, now_us, charge, cells, &keys);
         let replies = self.run(OPERATION, &self.0.sliding_window, vec![call], self.0.timeout).await?;
         let reply = self.only(OPERATION, replies)?;
-        let decided = script::decided(reply, charge, cells)
-            .map_err(|misfit| self.0.connection.bad_reply(OPERATION, misfit))?;
+        let decided =
+            script::decided(reply, charge, cells).map_err(|misfit| self.0.connection.bad_reply(OPERATION, misfit))?;
         self.0.calls.values_replaced(decided.replaced);
         Ok(decided.outcomes)
     }

@@ -319,7 +319,9 @@ impl SyncWorker {
         match refusal {
             // Nothing went through: the server is not able, whatever is wrong with single counters.
             Some(error) if seen.refused == sent as u64 => return Err(error),
-            Some(error) => tracing::debug!(target: "limiter::store", %error, refused = seen.refused, "counters refused"),
+            Some(error) => {
+                tracing::debug!(target: "limiter::store", %error, refused = seen.refused, "counters refused")
+            }
             None => {}
         }
         self.answered();

@@ -184,7 +184,7 @@ async fn a_shadow_cell_changes_nothing_and_counts_like_its_twin<F: Fixture>() {
     for request in 0..5u64 {
         let answers = check(fixture.store(), T0, &[wide.clone(), shadow.clone()]).await;
         assert_eq!((answers[0].outcome, answers[0].remaining), (Outcome::Allowed, 99 - request));
-        let twins = check(fixture.store(), T0, &[twin.clone()]).await;
+        let twins = check(fixture.store(), T0, std::slice::from_ref(&twin)).await;
         assert_eq!(answers[1], twins[0], "request {request}");
     }
     // A shadow cell is not charged when an enforced one denies.

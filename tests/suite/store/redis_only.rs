@@ -404,3 +404,83 @@ async fn sums_stop_at_what_lua_can_count() {
         assert_eq!((reply.shared.own_previous, reply.shared.own_current), (most, most));
     }
 }
+
+/// Numbers of every size up to 2^53 - 1, the same ones each time.
+struct Sizes(u64);
+
+impl Sizes {
+    fn random(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Of up to `bits` bits, and at least 1.
+    fn next(&mut self, bits: u64) -> u64 {
+        let shift = 64 - (1 + self.random() % bits);
+        (self.random() >> shift).max(1)
+    }
+}
+
+#[tokio::test]
+async fn lua_divides_products_of_any_size_exactly() {
+    let server = RedisServer::start().await;
+    let mut sizes = Sizes(0x9e37_79b9_7f4a_7c15);
+    let most = (1 << 53) - 1;
+    let mut triples = vec![(most, most, most), (most, most - 1, most), (most, 1, most), (1, most, most), (0, 5, 7)];
+    for _ in 0..5_000 {
+        let c = sizes.next(53);
+        let b = match sizes.random() % 4 {
+            0 => c,
+            1 => c - c.min(sizes.next(8)),
+            _ => sizes.next(53) % (c + 1),
+        };
+        triples.push((sizes.next(53), b, c));
+    }
+    let mut large = 0;
+    for chunk in triples.chunks(500) {
+        let mut harness =
+            format!("{}\nlocal replies = {{}}\n", script("sync.lua").split_once("-- sync.lua").unwrap().0);
+        for (a, b, c) in chunk {
+            writeln!(harness, "do local q, r = muldiv({a}, {b}, {c}) replies[#replies + 1] = {{ q, r }} end").unwrap();
+        }
+        harness.push_str("return replies");
+        let replies: Vec<(u64, u64)> = server.run(&["EVAL", &harness, "0"]).await;
+        for (&(a, b, c), (quotient, rest)) in chunk.iter().zip(replies) {
+            let product = u128::from(a) * u128::from(b);
+            large += u64::from(product > u128::from(most));
+            let expected = (product / u128::from(c), product % u128::from(c));
+            assert_eq!((u128::from(quotient), u128::from(rest)), expected, "{a} * {b} / {c}");
+        }
+    }
+    assert!(large > 1_000, "{large}");
+}
+
+/// The script allows a cost that fits to the unit, and denies it under a ceiling that is one less.
+#[tokio::test]
+async fn lua_decides_to_the_unit_whatever_the_size() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let mut sizes = Sizes(0xd1b5_4a32_d192_ed03);
+    for round in 0..300 {
+        let window_us = 5 * SECOND + sizes.next(42);
+        let (previous, current, cost) = (sizes.next(50), sizes.next(50), sizes.next(50));
+        let index = T0 / window_us;
+        let with = |cost, ceiling| {
+            let window = Window { window_us, ceiling };
+            [Cell { window, cost, ..cell(user(&round.to_string(), "unit"), 0) }]
+        };
+        let most = (1 << 53) - 1;
+        let earlier = check(&store, (index - 1) * window_us, &with(previous, most)).await;
+        let now_us = index * window_us + sizes.random() % window_us;
+        let window = Window { window_us, ceiling: most };
+        let estimate = window.estimate(&Counts { index, previous, current: 0 }, now_us);
+        let present = check(&store, now_us, &with(current, estimate + current)).await;
+        assert_eq!((earlier[0].outcome, present[0].outcome), (Outcome::Allowed, Outcome::Allowed), "round {round}");
+        let fits = estimate + current + cost;
+        assert!(is_denied(check(&store, now_us, &with(cost, fits - 1)).await[0].outcome), "round {round}");
+        let last = check(&store, now_us, &with(cost, fits)).await[0];
+        assert_eq!((last.outcome, last.remaining), (Outcome::Allowed, 0), "round {round}");
+    }
+}

@@ -35,7 +35,11 @@ enum State {
     Connecting,
     Ready(MultiplexedConnection),
     /// Not before `wait` has passed.
-    Waiting { since: Stopwatch, wait: Duration, reason: String },
+    Waiting {
+        since: Stopwatch,
+        wait: Duration,
+        reason: String,
+    },
 }
 
 pub(super) struct Connection {
@@ -60,11 +64,8 @@ struct Inner {
 impl Connection {
     pub(super) fn new(client: Client, connect_timeout: Duration) -> Arc<Self> {
         let name = client.get_connection_info().addr().to_string();
-        let waiting = State::Waiting {
-            since: Stopwatch::start(),
-            wait: Duration::ZERO,
-            reason: "not connected yet".to_owned(),
-        };
+        let waiting =
+            State::Waiting { since: Stopwatch::start(), wait: Duration::ZERO, reason: "not connected yet".to_owned() };
         Arc::new(Self {
             client,
             name,

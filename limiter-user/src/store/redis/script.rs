@@ -83,8 +83,7 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
     }
     let mut outcomes: Vec<CellOutcome> = Vec::with_capacity(cells.len());
     for (number, (cell, fields)) in cells.iter().zip(rest.chunks_exact(4)).enumerate() {
-        let window =
-            Window { window_us: cell.window.window_us.clamp(1, MAX), ceiling: cell.window.ceiling.min(MAX) };
+        let window = Window { window_us: cell.window.window_us.clamp(1, MAX), ceiling: cell.window.ceiling.min(MAX) };
         let counts =
             Counts { index: unsigned(fields[1])?, previous: unsigned(fields[2])?, current: unsigned(fields[3])? };
         let outcome = match fields[0] {
