@@ -22,7 +22,7 @@ use crate::{
     identity::KeyWatch,
     limiter::Limiter,
     metrics::Metrics,
-    policy::Policy,
+    policy::{Policy, Scope},
     push::{
         PushWorker, Pusher,
         policy::{PushPolicy, PushSettings},
@@ -98,6 +98,7 @@ impl Agent {
             Some(_) | None => (Pusher::disabled(Arc::clone(&metrics)), None),
         };
         let prefixes = config.identity.prefixes;
+        let limits_keys = policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User));
         let limiter = Limiter::new(policy, Arc::clone(&counters), window_clock, prefixes, &metrics);
         let identity = config.identity;
         let header = HeaderName::try_from(&*identity.api_key_header).context("identity.api_key_header")?;
@@ -105,7 +106,9 @@ impl Agent {
             .order
             .contains(&IdentityKind::ApiKey)
             .then(|| KeyWatch::new(identity.key_file, identity.key_secret_file));
-        let in_use = watch.as_ref().is_some_and(KeyWatch::is_in_use);
+        // Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of
+        // ours.
+        let in_use = watch.as_ref().is_some_and(|watch| watch.is_in_use() || limits_keys);
         let gate = Gate::new(
             limiter,
             in_use.then_some(keys),

@@ -174,22 +174,23 @@ fn no_gap_while_an_agent_restarts_under_traffic() {
     let net = TestNet::new();
     let policy = format!("deny = [\"{}/32\"]\n", CLIENT_V4[1]);
     let setup = setup(&net, "auto", "", &policy);
-    let mut agent = start(&net, &setup);
+    let first = start(&net, &setup);
     let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(GATEWAY_V4, 80))).expect("a socket");
     sink.set_nonblocking(true).expect("not blocking");
     let sender = net.client(|| UdpSocket::bind(SocketAddr::new(CLIENT_V4[1], 0))).expect("a socket");
     let stop = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    let agent = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 drop(sender.send_to(b"x", SocketAddr::new(GATEWAY_V4, 80)));
             }
         });
-        for _ in 0..5 {
+        let agent = (0..5).fold(first, |agent, _| {
             agent.kill();
-            agent = start(&net, &setup);
-        }
+            start(&net, &setup)
+        });
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        agent
     });
     assert!(dropped(&agent, "denied") > 1000);
     assert!(sink.recv(&mut [0; 8]).is_err(), "not one packet came through");
