@@ -188,6 +188,7 @@ fn everything_switched_on_stays_below_a_hundred_thousand_instructions() {
     let one = || World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, 1_000_000_000)]);
     let mut one_without_budgets = one();
     one_without_budgets.config.budgets = false;
+    let mut most = 0;
     for (name, world) in [
         ("everything", everything()),
         ("everything, all protected", everything().protect(Protect::All)),
@@ -197,6 +198,7 @@ fn everything_switched_on_stays_below_a_hundred_thousand_instructions() {
     ] {
         let instructions = world.load().dataplane.verified_instructions().expect("the verifier's count");
         eprintln!("verified instructions: {instructions:>7}  {name}");
-        assert!(instructions < 100_000, "{name}: {instructions}");
+        most = most.max(instructions);
     }
+    assert!(most < 100_000, "{most}");
 }
