@@ -9,6 +9,7 @@ pub mod config;
 mod error;
 pub mod fake;
 mod kernel;
+mod link_state;
 mod loader;
 mod maps;
 mod pins;
