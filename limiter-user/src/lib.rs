@@ -1,7 +1,19 @@
 //! The agent of edge-limiter, as a library: everything but reading arguments and choosing the exit code.
 #![forbid(unsafe_code)]
 
+pub mod agent;
+pub mod api;
+pub mod cli;
 pub mod clock;
+pub mod config;
 pub mod dataplane;
+pub mod exit;
+pub mod host;
+pub mod identity;
+pub mod limiter;
+pub mod metrics;
 pub mod policy;
+pub mod push;
+pub mod status;
 pub mod store;
+pub mod telemetry;

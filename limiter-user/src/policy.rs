@@ -2,21 +2,47 @@
 //!
 //! `policy/raw.rs` reads the file, `policy/compile.rs` makes this of it, `policy/endpoints.rs` matches paths.
 
-use std::{collections::BTreeMap, sync::Arc};
+mod compile;
+pub mod endpoints;
+mod raw;
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use ipnet::IpNet;
 use limiter_common::{quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
+
+pub use self::endpoints::{Endpoints, Scratch};
+use crate::config::{self, ConfigErrors};
 
 /// A whole policy file.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Policy {
     pub rules: Vec<Rule>,
+    /// The endpoint groups; rules name them by index.
+    pub endpoints: Endpoints,
     /// Names of the declared plans.
     pub plans: Vec<Arc<str>>,
     pub packet_rules: Vec<PacketRuleSpec>,
     pub allow: Vec<IpNet>,
     pub deny: Vec<IpNet>,
+}
+
+impl Policy {
+    /// Reads the file at `path`; reports every mistake at once, with line and key.
+    pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
+        Self::parse(path, &config::read_file("read the policy", path)?)
+    }
+
+    /// Like [`Self::load`], of a text that stands for the file at `path`.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigErrors> {
+        compile::compile(path, text)
+    }
+
+    /// Index of a plan by its name.
+    pub fn plan(&self, name: &str) -> Option<usize> {
+        self.plans.iter().position(|plan| &**plan == name)
+    }
 }
 
 /// Whose requests a rule counts together.
@@ -97,3 +123,6 @@ impl PacketRuleSpec {
         Self { id: id.into(), cidr, packets: None, bytes: None, new_connections: None, mode }
     }
 }
+
+#[cfg(test)]
+mod tests;

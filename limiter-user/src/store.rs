@@ -10,8 +10,14 @@ use limiter_common::{
     sliding_window::{Outcome, Window},
     time::UnixMicros,
 };
+use smallvec::SmallVec;
 
 use crate::policy::Scope;
+
+pub mod counter;
+pub mod memory;
+pub mod redis;
+pub mod sync;
 
 /// Whose counter it is. Never an API key itself: only its keyed hash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +70,24 @@ pub struct CellOutcome {
     /// After the decision.
     pub remaining: u64,
     pub reset_us: u64,
+}
+
+/// Outcomes of a request, in the order of its cells.
+pub type Outcomes = SmallVec<[CellOutcome; memory::INLINE_CELLS]>;
+
+/// Whether a request with these outcomes passes: every enforced cell allows.
+pub fn passes(cells: &[Cell], outcomes: &[CellOutcome]) -> bool {
+    cells.iter().zip(outcomes).all(|(cell, outcome)| !cell.enforced || outcome.outcome == Outcome::Allowed)
+}
+
+/// What earlier cells of the same request take from the counter of cell `number`. A shadow cell takes nothing from an
+/// enforced one.
+fn taken_before(cells: &[Cell], outcomes: &[CellOutcome], number: usize) -> u64 {
+    let cell = &cells[number];
+    let earlier = cells[..number].iter().zip(outcomes).filter(|(other, outcome)| {
+        outcome.outcome == Outcome::Allowed && (other.enforced || !cell.enforced) && other.key == cell.key
+    });
+    earlier.fold(0, |sum, (other, _)| sum.saturating_add(other.cost))
 }
 
 /// Whether an allowed request is charged.

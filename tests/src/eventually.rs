@@ -1,25 +1,38 @@
-//! Waiting for a condition.
+//! Waiting for a condition, never for a time.
 
-use std::{thread, time::Duration};
+use std::{
+    fmt::Debug,
+    thread,
+    time::{Duration, Instant},
+};
 
-use limiter_user::clock::Stopwatch;
-
-const PATIENCE: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(2);
-
-/// Asks until there is an answer.
-///
-/// # Panics
-///
-/// When there is none within ten seconds.
-#[track_caller]
-pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let waiting = Stopwatch::start();
+/// Asks until the answer is `Some`, or panics with `what` after `within`.
+#[expect(clippy::disallowed_methods, reason = "tests run by the real clock")]
+pub fn until<T>(what: &str, within: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + within;
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(waiting.elapsed() < PATIENCE, "still not true after {PATIENCE:?}: {what}");
-        thread::park_timeout(PAUSE);
+        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Asks every few milliseconds until `condition` holds. Panics with what it last said.
+pub async fn eventually<T, E: Debug>(deadline: Duration, mut condition: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let mut last = None;
+    let asked = async {
+        loop {
+            match condition().await {
+                Ok(value) => return value,
+                Err(error) => last = Some(error),
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    match tokio::time::timeout(deadline, asked).await {
+        Ok(value) => value,
+        Err(_elapsed) => panic!("not within {deadline:?}: {last:?}"),
     }
 }

@@ -1,7 +1,12 @@
-//! Runs edge-limiter against real programs in network namespaces.
+//! The harness: starts real programs, and drives them with real traffic in network namespaces.
 
+pub mod agent;
 pub mod eventually;
 pub mod fixture;
+pub mod gateway;
+pub mod http;
 pub mod netns;
 pub mod object;
 pub mod packet;
+pub mod redis_server;
+pub mod vectors;

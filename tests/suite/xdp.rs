@@ -173,7 +173,7 @@ fn buckets_refill_at_their_rate() {
     let passes = || matches!(loaded.judge(&frame).0, Verdict::Pass(_));
     assert!(passes());
     assert!(!passes());
-    limiter_tests::eventually::eventually("a unit has come back", || passes().then_some(()));
+    limiter_tests::eventually::until("a unit has come back", Duration::from_secs(10), || passes().then_some(()));
 }
 
 #[test]

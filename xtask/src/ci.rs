@@ -27,7 +27,10 @@ pub(crate) fn run(workspace: &Workspace, advisories: bool) -> Result<()> {
     }));
     if advisories {
         list.push(step("advisories", || {
-            process::run(workspace.cargo().args(["deny", "check", "advisories"]), "check the dependencies for advisories")
+            process::run(
+                workspace.cargo().args(["deny", "check", "advisories"]),
+                "check the dependencies for advisories",
+            )
         }));
     }
     list.push(step("benchmarks compile", || {

@@ -1,6 +1,6 @@
 //! `cargo xtask …`: every command that a developer, CI or a packager types. One file a subcommand.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "xtask is a command-line program; standard output is its interface")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program; the terminal is its interface")]
 
 mod bench;
 mod bpf;
@@ -19,7 +19,7 @@ mod steps;
 mod test;
 mod workspace;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -79,10 +79,20 @@ enum Command {
     Package,
 }
 
-fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Without the backtrace that RUST_BACKTRACE would add: the chain of causes says what to do.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
-    match arguments.command {
+    match command {
         Command::Setup => setup::run(),
         Command::Build => build::run(&workspace),
         Command::Run { config, arguments } => run::run(&workspace, config.as_deref(), &arguments),

@@ -25,8 +25,9 @@ pub(crate) fn run(workspace: &Workspace, action: &Action) -> Result<()> {
 
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let path = golden_path(workspace);
-    let committed = fs::read_to_string(&path)
-        .with_context(|| format!("read the map schema {}; to make it, run: cargo xtask schema --write", path.display()))?;
+    let committed = fs::read_to_string(&path).with_context(|| {
+        format!("read the map schema {}; to make it, run: cargo xtask schema --write", path.display())
+    })?;
     match compare(&committed, &golden()) {
         Comparison::Same => Ok(()),
         Comparison::NewVersion => {
@@ -123,5 +124,11 @@ mod tests {
     fn every_map_has_a_line() {
         assert_eq!(golden().lines().count(), MAPS.len() + 1);
         assert_eq!(compare(&golden(), &golden()), Comparison::Same);
+    }
+
+    #[test]
+    fn the_committed_schema_is_current() {
+        let workspace = Workspace::find().expect("the workspace of this crate");
+        check(&workspace).expect("the golden file is current");
     }
 }

@@ -23,15 +23,8 @@ pub(crate) enum Requirement {
 }
 
 impl Requirement {
-    const ALL: [Self; 7] = [
-        Self::BpfToolchain,
-        Self::Bpffs,
-        Self::RedisServer,
-        Self::Ip,
-        Self::Curl,
-        Self::Nextest,
-        Self::Deny,
-    ];
+    const ALL: [Self; 7] =
+        [Self::BpfToolchain, Self::Bpffs, Self::RedisServer, Self::Ip, Self::Curl, Self::Nextest, Self::Deny];
 
     /// What `cargo xtask test` needs.
     pub(crate) const TESTS: [Self; 6] =
@@ -82,8 +75,13 @@ impl Row {
 #[derive(Clone, Copy)]
 enum Need {
     Required,
-    Optional { without: &'static str },
-    OnDemand { by: &'static str },
+    /// Takes minutes to build and can be done without: only `setup` installs it.
+    Optional {
+        without: &'static str,
+    },
+    OnDemand {
+        by: &'static str,
+    },
 }
 
 /// `cargo xtask setup`.
@@ -119,26 +117,35 @@ fn meet_rows(rows: &[Row], audience: Audience) -> Result<()> {
         let absence = match row.item.check() {
             Ok(found) => {
                 if audience == Audience::Setup {
-                    println!("{name}: found {found}");
+                    println!("{name}: {found}");
                 }
                 continue;
             }
             Err(absence) => absence,
         };
-        if let (Need::OnDemand { by }, Audience::Setup) = (row.need, audience) {
-            println!("{name}: not there; `{by}` installs it");
-            continue;
+        match (row.need, audience) {
+            (Need::OnDemand { by }, Audience::Setup) => {
+                println!("{name}: not there; `{by}` installs it");
+                continue;
+            }
+            (Need::Optional { without }, Audience::OtherCommand) => {
+                println!("{name}: not there, so {without}; `cargo xtask setup` installs it");
+                continue;
+            }
+            (Need::Required, _)
+            | (Need::Optional { .. }, Audience::Setup)
+            | (Need::OnDemand { .. }, Audience::OtherCommand) => {}
         }
         println!("{name}: {absence:#}; installing");
         let failure = match row.item.install(&mut apt).and_then(|()| row.item.check()) {
             Ok(found) => {
-                println!("{name}: installed {found}");
+                println!("{name}: done, {found}");
                 continue;
             }
             Err(failure) => failure,
         };
         if let Need::Optional { without } = row.need {
-            println!("{name}: not installed ({failure:#}); without it, {without}");
+            println!("{name}: not installed ({failure:#}), so {without}");
             continue;
         }
         println!("{name}: MISSING ({failure:#})");
@@ -214,7 +221,10 @@ mod tests {
     #[test]
     fn goes_on_without_what_is_optional() {
         let (row, installs) = fake(false, Need::Optional { without: "nothing is lost" });
-        meet_rows(&[row], Audience::Setup).expect("it is optional");
+        let rows = [row];
+        meet_rows(&rows, Audience::OtherCommand).expect("it is optional");
+        assert_eq!(installs.get(), 0);
+        meet_rows(&rows, Audience::Setup).expect("it is optional");
         assert_eq!(installs.get(), 1);
     }
 

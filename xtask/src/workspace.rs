@@ -17,7 +17,8 @@ pub(crate) struct Workspace {
 impl Workspace {
     pub(crate) fn find() -> Result<Self> {
         // The value at run time comes first: with a shared CARGO_TARGET_DIR, the binary of one clone may be run in another.
-        let manifest = env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+        let manifest =
+            env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
         let root = manifest
             .parent()
             .with_context(|| format!("find the workspace: {} has no parent folder", manifest.display()))?

@@ -48,10 +48,11 @@ impl XdpMode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Protect {
     All,
+    /// Destination ports.
     Ports(Vec<(Transport, u16)>),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     Tcp,
     Udp,

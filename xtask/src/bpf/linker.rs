@@ -30,7 +30,8 @@ impl Linker {
 
 /// Every linker that starts, the kept one first: its LLVM is known without a look inside.
 pub(crate) fn installed() -> impl Iterator<Item = Linker> {
-    let kept = kept_folder().ok().map(|folder| Linker { path: folder.join("bin/bpf-linker"), llvm_major: Some(LLVM_MAJOR) });
+    let kept =
+        kept_folder().ok().map(|folder| Linker { path: folder.join("bin/bpf-linker"), llvm_major: Some(LLVM_MAJOR) });
     let in_path = std::iter::once_with(|| process::find_program("bpf-linker"))
         .flatten()
         .map(|path| Linker { llvm_major: llvm_inside(&path), path });

@@ -14,6 +14,9 @@ pub(super) struct Apt {
 
 impl Apt {
     pub(super) fn install(&mut self, packages: &[&str]) -> Result<()> {
+        if are_installed(packages) {
+            return Ok(());
+        }
         if process::find_program("apt-get").is_none() {
             bail!("apt-get is not on this system");
         }
@@ -30,6 +33,14 @@ impl Apt {
         apt_get.args(["install", "--yes", "--no-install-recommends"]).args(packages);
         process::run(&mut apt_get, "install Debian packages")
     }
+}
+
+/// Spares the refresh of the lists where another part of a requirement is what is missing.
+fn are_installed(packages: &[&str]) -> bool {
+    let mut query = Command::new("dpkg-query");
+    query.args(["--show", "--showformat=${db:Status-Status}\n"]).args(packages);
+    process::output(&mut query, "ask for the state of Debian packages")
+        .is_ok_and(|states| states.lines().all(|state| state == "installed"))
 }
 
 /// What a person would type.

@@ -1,0 +1,238 @@
+//! The agent: everything is read, bound and loaded first, and only then does anything act.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use axum::{Router, http::HeaderName, routing};
+use tokio::time::MissedTickBehavior;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    api::{
+        admin::{self, Admin},
+        check, decide,
+        gate::Gate,
+        serve::Listener,
+    },
+    cli::validate::Checked,
+    clock::{Clock, SharedClock},
+    config::{self, Config, IdentityKind, StoreKind},
+    dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane, Tuning},
+    host::HostAddresses,
+    identity::KeyWatch,
+    limiter::Limiter,
+    metrics::Metrics,
+    policy::Policy,
+    push::{
+        PushWorker, Pusher,
+        policy::{PushPolicy, PushSettings},
+    },
+    status::StatusSource,
+    store::{
+        memory::MemoryStore,
+        redis::{Password, RedisConfig, RedisStore},
+        sync::{SyncConfig, SyncWorker},
+    },
+};
+
+/// Permission of the socket that gateways ask: any local user may, as with a port on loopback.
+const HTTP_SOCKET_MODE: u32 = 0o666;
+/// Permission of the socket that changes things.
+const ADMIN_SOCKET_MODE: u32 = 0o600;
+/// How often what has run out is removed, and files are looked at.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// An agent that is ready to run.
+#[derive(Debug)]
+pub struct Agent {
+    http: Listener,
+    admin: Listener,
+    admin_state: Arc<Admin>,
+    keeper: Keeper,
+    push: Option<PushWorker>,
+    sync: Option<SyncWorker>,
+}
+
+impl Agent {
+    /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
+    /// touched.
+    pub async fn build(checked: Checked) -> Result<Self> {
+        let Checked { config, policy, keys, .. } = checked;
+        let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
+        let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
+        let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
+
+        let clock = Arc::new(SharedClock::new());
+        let window_clock = Arc::clone(&clock) as Arc<dyn Clock>;
+        let counters = Arc::new(match &config.store.kind {
+            StoreKind::Memory => MemoryStore::new(Arc::clone(&window_clock), config.store.max_counters),
+            StoreKind::Redis(_) => MemoryStore::shared(Arc::clone(&window_clock), config.store.max_counters),
+        });
+        let (sync, shared) = match &config.store.kind {
+            StoreKind::Memory => (None, None),
+            StoreKind::Redis(redis) => {
+                let store = RedisStore::connect(&redis_config(redis))?;
+                let sync_config = SyncConfig { interval: redis.sync_interval, ..SyncConfig::default() };
+                let mut worker = SyncWorker::new(Arc::clone(&counters), store.clone(), Arc::clone(&clock), sync_config);
+                // Windows are Redis' from the first request on, if Redis is there.
+                worker.round().await;
+                let status = worker.status();
+                (Some(worker), Some((status, store)))
+            }
+        };
+
+        let dataplane = match config.xdp.interfaces.is_empty() {
+            true => None,
+            false => Some(start_dataplane(&config, &policy)?),
+        };
+        let mut metrics = Metrics::new();
+        let status = StatusSource::new(&config, &policy, &metrics, Arc::clone(&counters), dataplane.clone(), shared);
+        let status = Arc::new(status);
+        metrics.register_source(Arc::clone(&status));
+        let metrics = Arc::new(metrics);
+        let (pusher, push) = match &dataplane {
+            Some(_) if config.push.enabled => {
+                let (pusher, worker) = Pusher::with_worker(push_policy(&config, &policy), Arc::clone(&metrics));
+                (pusher, Some(worker))
+            }
+            Some(_) | None => (Pusher::disabled(Arc::clone(&metrics)), None),
+        };
+        let prefixes = config.identity.prefixes;
+        let limiter = Limiter::new(policy, Arc::clone(&counters), window_clock, prefixes, &metrics);
+        let identity = config.identity;
+        let header = HeaderName::try_from(&*identity.api_key_header).context("identity.api_key_header")?;
+        let watch = identity
+            .order
+            .contains(&IdentityKind::ApiKey)
+            .then(|| KeyWatch::new(identity.key_file, identity.key_secret_file));
+        let in_use = watch.as_ref().is_some_and(KeyWatch::is_in_use);
+        let gate = Gate::new(
+            limiter,
+            in_use.then_some(keys),
+            header,
+            identity.trusted_proxies,
+            Arc::clone(&host),
+            pusher,
+            Arc::clone(&metrics),
+        );
+        let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone() });
+        let keeper = Keeper { gate: Arc::new(gate), keys: watch, counters, clock, dataplane, host };
+        Ok(Self { http, admin, admin_state, keeper, push, sync })
+    }
+
+    /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
+    /// XDP program what the configuration says.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<()> {
+        let tasks = TaskTracker::new();
+        let http = Router::new()
+            .route(check::ROUTE, routing::any(check::check))
+            .route(&format!("{}/{{*path}}", check::ROUTE), routing::any(check::check))
+            .route("/v1/decide", routing::post(decide::decide))
+            .with_state(Arc::clone(&self.keeper.gate));
+        let status = Arc::clone(&self.admin_state.status);
+        tracing::info!(target: "limiter", http = %self.http.address(), admin = %self.admin.address(), "ready");
+        tasks.spawn(self.http.serve(http, shutdown.clone()));
+        tasks.spawn(self.admin.serve(admin::router(self.admin_state), shutdown.clone()));
+        status.set_ready();
+        let dataplane = self.keeper.dataplane.clone();
+        if let (Some(push), Some(dataplane)) = (self.push, &dataplane) {
+            let clock = Arc::clone(&self.keeper.clock) as Arc<dyn Clock>;
+            tasks.spawn(push.run(Arc::clone(dataplane), clock, shutdown.clone()));
+        }
+        tasks.spawn(self.keeper.run(shutdown.clone()));
+        // Goes on while open requests are answered, so that what they are charged is shared too.
+        let answered = CancellationToken::new();
+        let sync = self.sync.map(|sync| tokio::spawn(sync.run(answered.clone())));
+        tasks.close();
+        tasks.wait().await;
+        answered.cancel();
+        if let Some(sync) = sync {
+            sync.await.context("handing the last counts over to Redis")?;
+        }
+        if let Some(dataplane) = dataplane {
+            dataplane.stop()?;
+        }
+        Ok(())
+    }
+}
+
+/// Removes what has run out, and makes changed files and addresses effective.
+#[derive(Debug)]
+struct Keeper {
+    gate: Arc<Gate>,
+    /// `None` when requests are not identified by API keys.
+    keys: Option<KeyWatch>,
+    counters: Arc<MemoryStore>,
+    clock: Arc<SharedClock>,
+    dataplane: Option<Arc<dyn Dataplane>>,
+    host: Arc<HostAddresses>,
+}
+
+impl Keeper {
+    async fn run(mut self, shutdown: CancellationToken) {
+        let mut ticks = tokio::time::interval(HOUSEKEEPING);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => self.tidy(),
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    fn tidy(&mut self) {
+        self.counters.sweep(self.clock.now());
+        if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
+            tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");
+        }
+        match self.keys.as_mut().map(KeyWatch::changed) {
+            Some(Ok(Some(keys))) => {
+                tracing::info!(target: "limiter::api", keys = keys.len(), "read the changed key file");
+                self.gate.replace_keys(keys);
+            }
+            Some(Err(errors)) => tracing::warn!(target: "limiter::api", %errors, "the old keys stay in force"),
+            Some(Ok(None)) | None => {}
+        }
+        if let Err(error) = self.host.refresh() {
+            tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");
+        }
+    }
+}
+
+fn start_dataplane(config: &Config, policy: &Policy) -> Result<Arc<dyn Dataplane>> {
+    let object = dataplane::embedded_object()?;
+    let dataplane = KernelDataplane::start(object, dataplane_config(config), policy, Tuning::default())?;
+    Ok(Arc::new(dataplane))
+}
+
+fn dataplane_config(config: &Config) -> DataplaneConfig {
+    let xdp = &config.xdp;
+    DataplaneConfig {
+        interfaces: xdp.interfaces.clone(),
+        mode: xdp.mode,
+        protect: xdp.protect.clone(),
+        pin_dir: xdp.pin_dir.clone(),
+        max_sources: xdp.max_sources,
+        on_exit: xdp.on_exit,
+        drop_malformed: xdp.drop_malformed,
+        src_prefixes: config.identity.prefixes,
+        budgets: config.push.enabled,
+    }
+}
+
+fn redis_config(config: &config::RedisConfig) -> RedisConfig {
+    let mut redis = RedisConfig::new(config.url.address_url());
+    redis.username = config.url.username.clone();
+    redis.password = config.url.password.as_ref().map(|password| Password::new(password.expose()));
+    redis.timeout = config.timeout;
+    redis
+}
+
+fn push_policy(config: &Config, policy: &Policy) -> PushPolicy {
+    PushPolicy::new(PushSettings {
+        max_block: config.push.max_block,
+        after_denials: config.push.after_denials,
+        prefixes: config.identity.prefixes,
+        never: config.identity.trusted_proxies.iter().chain(&policy.allow).copied().collect(),
+    })
+}

@@ -1,0 +1,9 @@
+//! What gateways, operators and monitoring talk to.
+
+pub mod admin;
+pub mod body;
+pub mod check;
+pub mod decide;
+pub mod gate;
+pub mod headers;
+pub mod serve;

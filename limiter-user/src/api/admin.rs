@@ -1,0 +1,116 @@
+//! The admin API: health, metrics, status, and the calls behind the command line.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::{
+    dataplane::Dataplane,
+    metrics::Metrics,
+    status::StatusSource,
+};
+
+/// What the admin API acts on.
+#[derive(Debug)]
+pub struct Admin {
+    pub metrics: Arc<Metrics>,
+    pub status: Arc<StatusSource>,
+    /// `None` when the agent runs without XDP.
+    pub dataplane: Option<Arc<dyn Dataplane>>,
+}
+
+/// A change of the allow or deny list.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AclChange {
+    pub prefix: IpNet,
+    /// Absent: until it is taken back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_ms: Option<u64>,
+}
+
+/// The four changes, by the name in the URL and on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AclAction {
+    Block,
+    Unblock,
+    Allow,
+    Unallow,
+}
+
+impl AclAction {
+    pub const ALL: &[Self] = &[Self::Block, Self::Unblock, Self::Allow, Self::Unallow];
+
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Block => "/v1/block",
+            Self::Unblock => "/v1/unblock",
+            Self::Allow => "/v1/allow",
+            Self::Unallow => "/v1/unallow",
+        }
+    }
+}
+
+pub fn router(admin: Arc<Admin>) -> Router {
+    let router = Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/v1/status", get(status));
+    let router = AclAction::ALL.iter().fold(router, |router, &action| {
+        router.route(action.path(), post(move |state, change| change_acl(action, state, change)))
+    });
+    router.with_state(admin)
+}
+
+async fn ready(State(admin): State<Arc<Admin>>) -> Response {
+    let status = admin.status.read();
+    let code = if status.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(json!({ "ready": status.ready, "degraded": status.degraded }))).into_response()
+}
+
+async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    match admin.metrics.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn status(State(admin): State<Arc<Admin>>) -> Response {
+    Json(admin.status.read()).into_response()
+}
+
+async fn change_acl(action: AclAction, State(admin): State<Arc<Admin>>, Json(change): Json<AclChange>) -> Response {
+    let Some(dataplane) = &admin.dataplane else {
+        let message = "the agent runs without XDP, so no packet can be blocked or allowed: set [xdp] interfaces";
+        return refuse(StatusCode::CONFLICT, message);
+    };
+    let lasts = change.for_ms.map(Duration::from_millis);
+    let done = match action {
+        AclAction::Block => dataplane.block(change.prefix, lasts),
+        AclAction::Unblock => dataplane.unblock(change.prefix),
+        AclAction::Allow => dataplane.allow(change.prefix, lasts),
+        AclAction::Unallow => dataplane.unallow(change.prefix),
+    };
+    match done {
+        Ok(()) => {
+            tracing::info!(target: "limiter::dataplane", action = action.path(), prefix = %change.prefix, for_ms = change.for_ms, "the operator changed a prefix");
+            Json(json!({ "done": true })).into_response()
+        }
+        Err(error) => refuse(StatusCode::CONFLICT, &error.to_string()),
+    }
+}
+
+fn refuse(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "error": "refused", "message": message }))).into_response()
+}

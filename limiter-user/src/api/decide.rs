@@ -1,0 +1,167 @@
+//! `POST /v1/decide`: the check for programs, single and in batches.
+
+use std::{borrow::Cow, net::IpAddr, sync::Arc};
+
+use axum::{
+    body::Bytes,
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{body, gate::Gate, headers};
+use crate::{
+    limiter::{Caller, Decision, Kind, Request, Subject},
+    store::Charge,
+};
+
+/// Most requests in a batch.
+const MAX_BATCH: usize = 1000;
+/// Longest user name, in bytes.
+const MAX_USER: usize = 256;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Question {
+    api_key: Option<String>,
+    user: Option<String>,
+    plan: Option<String>,
+    ip: Option<IpAddr>,
+    #[serde(default = "get")]
+    method: String,
+    #[serde(default = "root")]
+    path: String,
+    #[serde(default = "one")]
+    cost: u64,
+    #[serde(default)]
+    peek: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Questions {
+    Batch(Vec<serde_json::Value>),
+    Single(serde_json::Value),
+}
+
+/// The answer to one question.
+#[derive(Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Reply<'a> {
+    pub allowed: bool,
+    pub rule: Option<Cow<'a, str>>,
+    pub limit: Option<u64>,
+    pub remaining: Option<u64>,
+    /// Epoch seconds, as in `X-RateLimit-Reset`.
+    pub reset_at: Option<u64>,
+    pub retry_after_ms: Option<u64>,
+    pub reason: Cow<'a, str>,
+    /// Shadow rules that would have denied.
+    pub shadow: Vec<Cow<'a, str>>,
+}
+
+fn get() -> String {
+    "GET".into()
+}
+
+fn root() -> String {
+    "/".into()
+}
+
+const fn one() -> u64 {
+    1
+}
+
+pub async fn decide(State(gate): State<Arc<Gate>>, body: Bytes) -> Response {
+    match answer(&gate, &body) {
+        Ok(response) => response,
+        Err(message) => {
+            gate.metrics().bad_request();
+            body::bad_request(&message)
+        }
+    }
+}
+
+/// Every question of a batch is understood before the first is decided, so a bad one changes nothing.
+fn answer(gate: &Gate, body: &[u8]) -> Result<Response, String> {
+    let questions: Questions = serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
+    match questions {
+        Questions::Single(question) => {
+            let decision = ask(gate, &understand(question)?);
+            let mut response = json(&Reply::from(&decision));
+            headers::add(&decision, response.headers_mut());
+            Ok(response)
+        }
+        Questions::Batch(questions) if questions.len() > MAX_BATCH => {
+            Err(format!("the batch has {} requests: send at most {MAX_BATCH}", questions.len()))
+        }
+        Questions::Batch(questions) => {
+            let understood = questions.into_iter().enumerate().map(|(position, question)| {
+                understand(question).map_err(|error| format!("request {position} of the batch: {error}"))
+            });
+            let understood = understood.collect::<Result<Vec<_>, _>>()?;
+            let decisions: Vec<Decision> = understood.iter().map(|question| ask(gate, question)).collect();
+            Ok(json(&decisions.iter().map(Reply::from).collect::<Vec<_>>()))
+        }
+    }
+}
+
+fn understand(question: serde_json::Value) -> Result<Question, String> {
+    let question: Question = serde_json::from_value(question).map_err(|error| error.to_string())?;
+    if question.api_key.is_some() && question.user.is_some() {
+        return Err("api_key and user are both given: an API key stands for its user".into());
+    }
+    if question.user.as_ref().is_some_and(|user| user.is_empty() || user.len() > MAX_USER) {
+        return Err(format!("user must have 1 to {MAX_USER} bytes"));
+    }
+    Ok(question)
+}
+
+fn ask(gate: &Gate, question: &Question) -> Decision {
+    let caller = match (&question.api_key, &question.user) {
+        (Some(api_key), _) => gate.caller_of_key(api_key),
+        (None, Some(user)) => {
+            Caller::User { user: user.as_str().into(), plan: question.plan.as_deref().map(Into::into) }
+        }
+        (None, None) => Caller::Anonymous,
+    };
+    let subject = Subject { caller, address: question.ip.map(|ip| gate.named_client(ip)) };
+    gate.decide(&Request {
+        subject: &subject,
+        method: &question.method,
+        path: &question.path,
+        // A cost of 0 asks what a request would be told, so it is decided as the smallest one.
+        cost: question.cost.max(1),
+        charge: if question.peek || question.cost == 0 { Charge::Peek } else { Charge::Commit },
+    })
+}
+
+impl<'a> From<&'a Decision> for Reply<'a> {
+    fn from(decision: &'a Decision) -> Self {
+        let answer = decision.answer.as_ref();
+        Self {
+            allowed: decision.kind == Kind::Allowed,
+            rule: answer.map(|answer| Cow::from(&*answer.rule)),
+            limit: answer.map(|answer| answer.ceiling),
+            remaining: answer.map(|answer| answer.remaining),
+            reset_at: answer.map(headers::reset_epoch_seconds),
+            retry_after_ms: answer.and_then(|answer| answer.retry_after_us).map(|wait_us| wait_us.div_ceil(1000)),
+            reason: Cow::Borrowed(match (decision.kind, answer) {
+                (Kind::Allowed, Some(_)) => "allowed",
+                (Kind::Allowed, None) => "no_rule",
+                (Kind::Denied, _) => "rate_limit_exceeded",
+                (Kind::Unsatisfiable, _) => "cost_exceeds_limit",
+                (Kind::Unauthenticated, _) => "unauthenticated",
+            }),
+            shadow: decision.shadow.iter().map(|rule| Cow::from(&**rule)).collect(),
+        }
+    }
+}
+
+fn json(value: &impl Serialize) -> Response {
+    match serde_json::to_string(value) {
+        Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(error) => body::bad_request(&error.to_string()),
+    }
+}

@@ -1,0 +1,115 @@
+//! What every API does with a request: who is it, may it pass, and what of that the kernel should know.
+
+use std::{cell::RefCell, net::IpAddr, sync::Arc};
+
+use arc_swap::ArcSwapOption;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use ipnet::IpNet;
+use smallvec::SmallVec;
+
+use super::serve::Peer;
+use crate::{
+    clock::Stopwatch,
+    host::HostAddresses,
+    identity::{Arrival, ClientAddress, KeyLookup, KeyStore, client_address},
+    limiter::{Caller, Decision, Limiter, Request, Subject},
+    metrics::Metrics,
+    policy::Scratch,
+    push::Pusher,
+};
+
+const X_FORWARDED_FOR: &str = "x-forwarded-for";
+const X_REAL_IP: &str = "x-real-ip";
+
+/// Identity, decision and push, for every API alike.
+#[derive(Debug)]
+pub struct Gate {
+    limiter: Limiter,
+    /// Empty when requests are not identified by API keys.
+    keys: ArcSwapOption<KeyStore>,
+    api_key_header: HeaderName,
+    trusted_proxies: Vec<IpNet>,
+    host: Arc<HostAddresses>,
+    pusher: Pusher,
+    metrics: Arc<Metrics>,
+}
+
+thread_local! {
+    /// Room for a normalised path, one a thread, so that a check allocates nothing.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Gate {
+    pub fn new(
+        limiter: Limiter,
+        keys: Option<KeyStore>,
+        api_key_header: HeaderName,
+        trusted_proxies: Vec<IpNet>,
+        host: Arc<HostAddresses>,
+        pusher: Pusher,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { limiter, keys: ArcSwapOption::from_pointee(keys), api_key_header, trusted_proxies, host, pusher, metrics }
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Makes a changed key file effective.
+    pub fn replace_keys(&self, keys: KeyStore) {
+        self.keys.store(Some(Arc::new(keys)));
+    }
+
+    pub fn decide(&self, request: &Request<'_>) -> Decision {
+        let stopwatch = Stopwatch::start();
+        let decision = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
+        self.metrics.observe_check(stopwatch.elapsed().as_secs_f64());
+        if decision.answer.is_none() {
+            self.metrics.decided_without_rule(decision.kind);
+        }
+        if let (Some(denial), Some(client)) = (&decision.address_denial, request.subject.address)
+            && client.packet_source
+            && !self.host.contains(client.address)
+        {
+            self.pusher.denied(client.address, denial);
+        }
+        decision
+    }
+
+    pub fn subject_of_headers(&self, headers: &HeaderMap, peer: Peer) -> Subject {
+        let caller = self.api_key(headers).map_or(Caller::Anonymous, |api_key| self.caller_of_key(api_key));
+        let forwarded_for: SmallVec<[&[u8]; 4]> =
+            headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
+        let arrival = Arrival {
+            peer: peer.0,
+            forwarded_for: &forwarded_for,
+            real_ip: headers.get(X_REAL_IP).map(HeaderValue::as_bytes),
+        };
+        let address = client_address(&arrival, &self.trusted_proxies, |address| self.host.contains(address));
+        Subject { caller, address }
+    }
+
+    fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
+        self.keys.load().as_ref()?;
+        let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        text(&self.api_key_header).or_else(|| {
+            let (scheme, credentials) = text(&header::AUTHORIZATION)?.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| credentials.trim())
+        })
+    }
+
+    pub fn caller_of_key(&self, api_key: &str) -> Caller {
+        match self.keys.load().as_ref().map(|keys| keys.lookup(api_key)) {
+            Some(KeyLookup::Known { id, client, plan }) => Caller::Key { id, client, plan },
+            Some(KeyLookup::Disabled(_) | KeyLookup::Unknown) | None => Caller::Unauthenticated,
+        }
+    }
+
+    /// A client whose address the caller itself vouches for: its own peer, as a gateway's is.
+    pub fn named_client(&self, address: IpAddr) -> ClientAddress {
+        let address = address.to_canonical();
+        let is_proxy = self.trusted_proxies.iter().any(|prefix| prefix.contains(&address));
+        ClientAddress { address, packet_source: !is_proxy }
+    }
+}

@@ -1,0 +1,34 @@
+//! `limiter run`.
+
+use anyhow::Result;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::{ConfigArg, validate};
+use crate::{agent::Agent, config::Environment, telemetry};
+
+/// Runs the agent until it is told to stop.
+pub(super) fn run(arguments: &ConfigArg) -> Result<()> {
+    let checked = validate::check(&arguments.config, Environment::of_process())?;
+    telemetry::init();
+    for note in &checked.notes {
+        tracing::warn!(target: "limiter", "{note}");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let agent = Agent::build(checked).await?;
+        let shutdown = CancellationToken::new();
+        let stop = shutdown.clone();
+        tokio::spawn(async move {
+            let signal = tokio::select! {
+                _ = interrupt.recv() => "SIGINT",
+                _ = terminate.recv() => "SIGTERM",
+            };
+            tracing::info!(target: "limiter", signal, "stopping");
+            stop.cancel();
+        });
+        agent.run(shutdown).await
+    })
+}

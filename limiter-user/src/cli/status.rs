@@ -1,0 +1,86 @@
+//! `limiter status`.
+
+use std::fmt::{self, Write};
+
+use anyhow::{Context, Result};
+use axum::http::Method;
+
+use super::{StatusArgs, client, print};
+use crate::status::{Entry, Status, XdpStatus};
+
+pub(super) async fn status(arguments: &StatusArgs) -> Result<()> {
+    let config = arguments.config.load()?;
+    let answer = client::ask(&config.api.admin, Method::GET, "/v1/status", None).await?;
+    if arguments.json {
+        return print(String::from_utf8_lossy(&answer));
+    }
+    let status: Status = serde_json::from_slice(&answer).context("reading the agent's status")?;
+    let mut text = String::new();
+    describe(&status, &mut text)?;
+    print(text.trim_end())
+}
+
+fn describe(status: &Status, out: &mut String) -> fmt::Result {
+    let state = match (status.ready, status.degraded) {
+        (false, _) => "starting",
+        (true, false) => "ready",
+        (true, true) => "degraded: Redis does not answer, decisions are from local counts",
+    };
+    writeln!(out, "limiter {} on {}: {state}, up {} s", status.version, status.node, status.uptime_seconds)?;
+    let store = &status.store;
+    write!(out, "store: {}, {} of {} counters in memory", store.kind, store.counters, store.capacity)?;
+    if let (Some(state), Some(lag_ms)) = (&store.state, store.lag_ms) {
+        write!(out, ", {state}, {lag_ms} ms behind")?;
+    }
+    writeln!(out)?;
+    for rule in &status.rules {
+        writeln!(
+            out,
+            "rule {} ({}, {}): {} allowed, {} denied, {} would be denied",
+            rule.id, rule.scope, rule.mode, rule.allowed, rule.denied, rule.shadow_denied
+        )?;
+    }
+    match &status.xdp {
+        None => writeln!(out, "xdp: off, no interfaces are configured")?,
+        Some(xdp) => describe_xdp(xdp, out)?,
+    }
+    Ok(())
+}
+
+fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {
+    for interface in &xdp.interfaces {
+        writeln!(out, "interface {}: {} mode, program {}", interface.name, interface.mode, interface.program_id)?;
+    }
+    for counter in &xdp.counters {
+        writeln!(
+            out,
+            "packets {:<11} {:<24} {:>12} {:>15} bytes  {}",
+            counter.verdict,
+            counter.reason,
+            counter.packets,
+            counter.bytes,
+            counter.rule.as_deref().unwrap_or("-")
+        )?;
+    }
+    for (name, entries) in [("budget", &xdp.budgets), ("allow", &xdp.allow), ("deny", &xdp.deny)] {
+        for entry in entries {
+            writeln!(out, "{name} {}", describe_entry(entry))?;
+        }
+    }
+    for error in &xdp.errors {
+        writeln!(out, "xdp: {error}")?;
+    }
+    Ok(())
+}
+
+fn describe_entry(entry: &Entry) -> String {
+    let mut text = format!("{} ({}", entry.prefix, entry.reason);
+    if let Some(rule) = &entry.rule {
+        text.push_str(&format!(", rule {rule}"));
+    }
+    match entry.remaining_ms {
+        Some(remaining_ms) => text.push_str(&format!(") for {} s more", remaining_ms.div_ceil(1000))),
+        None => text.push(')'),
+    }
+    text
+}

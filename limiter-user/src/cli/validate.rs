@@ -1,0 +1,155 @@
+//! `limiter validate`, and the check that it shares with the start of the agent.
+
+use std::path::Path;
+
+use super::{ConfigArg, report, say, warn};
+use crate::{
+    config::{Config, ConfigErrors, Environment},
+    exit::Exit,
+    identity::KeyStore,
+    policy::Policy,
+};
+
+/// Everything that the agent reads before it starts.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Checked {
+    pub config: Config,
+    pub policy: Policy,
+    pub keys: KeyStore,
+    /// What is right and yet may surprise.
+    pub notes: Vec<String>,
+}
+
+/// Reads configuration, policy and API keys, and reports the mistakes of all of them at once.
+pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErrors> {
+    let configuration = Config::check(path, environment);
+    let mut errors = configuration.errors;
+    let mut keep = |found: ConfigErrors| errors.extend(found);
+    let policy = configuration.policy_file.and_then(|file| Policy::load(&file).map_err(&mut keep).ok());
+    let keys = configuration.config.as_ref().and_then(|config| {
+        KeyStore::load(&config.identity.key_file, &config.identity.key_secret_file).map_err(&mut keep).ok()
+    });
+    if let (Some(keys), Some(policy)) = (&keys, &policy) {
+        keep(keys.check_plans(policy));
+    }
+    match (configuration.config, policy, keys) {
+        (Some(config), Some(policy), Some(keys)) if errors.is_empty() => {
+            let notes = notes(&config, &policy);
+            Ok(Checked { config, policy, keys, notes })
+        }
+        _ => Err(errors),
+    }
+}
+
+fn notes(config: &Config, policy: &Policy) -> Vec<String> {
+    let mut notes = Vec::new();
+    let of_packets = policy.packet_rules.len() + policy.allow.len() + policy.deny.len();
+    if config.xdp.interfaces.is_empty() && of_packets > 0 {
+        notes.push(format!(
+            "xdp.interfaces is empty, so {} packet rules, {} allow and {} deny prefixes do not act on packets here",
+            policy.packet_rules.len(),
+            policy.allow.len(),
+            policy.deny.len()
+        ));
+    }
+    notes
+}
+
+pub fn run(arguments: &ConfigArg) -> Exit {
+    match check(&arguments.config, Environment::of_process()) {
+        Ok(checked) => {
+            for note in &checked.notes {
+                warn(format_args!("note: {note}"));
+            }
+            let Checked { config, policy, keys, .. } = &checked;
+            let summary = format_args!(
+                "{} and {} are valid: {} rules, {} packet rules, {} endpoint groups, {} plans, {} API keys",
+                config.path.display(),
+                config.policy.file.display(),
+                policy.rules.len(),
+                policy.packet_rules.len(),
+                policy.endpoints.len(),
+                policy.plans.len(),
+                keys.len()
+            );
+            say(summary).err().unwrap_or(Exit::Ok)
+        }
+        Err(errors) => report(&errors),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::*;
+
+    struct Files(tempfile::TempDir);
+
+    impl Files {
+        fn new(config: &str, policy: &str, keys: &str) -> Self {
+            let files = Self(tempfile::tempdir().unwrap());
+            let names = "[policy]\nfile = \"policy.toml\"\n[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"secret\"\n";
+            for (name, text) in [
+                ("limiter.toml", format!("{names}{config}")),
+                ("policy.toml", policy.into()),
+                ("keys.toml", keys.into()),
+            ] {
+                fs::write(files.path(name), text).unwrap();
+            }
+            files
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
+        }
+
+        fn check(&self) -> Result<Checked, ConfigErrors> {
+            check(&self.path("limiter.toml"), Environment::default())
+        }
+    }
+
+    #[test]
+    fn mistakes_of_all_files_are_reported_at_once() {
+        let files = Files::new("[xdp]\nmod = 1\n", "alow = []\n", "");
+        let errors = files.check().unwrap_err().to_string();
+        let expected = format!(
+            "{}:7: xdp.mod: unknown field: did you mean \"mode\"?\n{}:1: alow: unknown field: did you mean \"allow\"?",
+            files.path("limiter.toml").display(),
+            files.path("policy.toml").display()
+        );
+        assert_eq!(errors, expected);
+    }
+
+    #[test]
+    fn a_missing_policy_is_named() {
+        let files = Files::new("", "", "");
+        fs::remove_file(files.path("policy.toml")).unwrap();
+        let errors = files.check().unwrap_err();
+        let expected = format!("{}: cannot read the policy: no such file", files.path("policy.toml").display());
+        assert_eq!((errors.to_string(), errors.exit()), (expected, Exit::Config));
+    }
+
+    #[test]
+    fn a_key_of_a_plan_that_does_not_exist_is_a_mistake() {
+        let id = "0".repeat(32);
+        let keys = format!("[[keys]]\nid = \"{id}\"\nclient = \"c\"\nplan = \"pro\"\n");
+        let files = Files::new("", "[plans.free]\n", &keys);
+        fs::write(files.path("secret"), format!("{}\n", "0".repeat(64))).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(files.path("secret"), mode).unwrap();
+        let errors = files.check().unwrap_err().to_string();
+        let expected = format!("{}:1: keys.plan: the policy has no plan \"pro\"", files.path("keys.toml").display());
+        assert_eq!(errors, expected);
+        fs::write(files.path("policy.toml"), "[plans.pro]\n").unwrap();
+        assert_eq!(files.check().unwrap().keys.len(), 1);
+    }
+
+    #[test]
+    fn packet_rules_without_an_interface_are_noted() {
+        let files = Files::new("", "deny = [\"192.0.2.0/24\"]\n", "");
+        let [note] = &files.check().unwrap().notes[..] else { panic!("one note expected") };
+        assert!(note.starts_with("xdp.interfaces is empty, so 0 packet rules, 0 allow and 1 deny prefixes"), "{note}");
+    }
+}

@@ -1,0 +1,29 @@
+//! Which tables and fields a configuration file has, before any of them means anything.
+
+use super::document::raw_table;
+
+raw_table!(RawConfig {
+    ;tables node: RawNode, xdp: RawXdp, api: RawApi, store: RawStore, identity: RawIdentity, policy: RawPolicySource, push: RawPush
+});
+
+/// Tables that variables `LIMITER_<TABLE>_…` can name.
+pub(super) const TABLES: &[&str] = &["node", "xdp", "api", "store", "identity", "policy", "push"];
+
+raw_table!(RawNode in place { id, region });
+
+raw_table!(RawXdp { interfaces, mode, protect, on_exit, pin_dir, max_sources, drop_malformed });
+
+raw_table!(RawApi in place { http, admin; later grpc, spop, admin_token_file });
+
+raw_table!(RawStore { kind, max_counters; tables redis: RawRedis; later breaker });
+
+raw_table!(RawRedis in place { urls, mode, username, password_file, timeout, sync_interval; later tls });
+
+raw_table!(RawIdentity {
+    order, api_key_header, key_file, key_secret_file, trusted_proxies, ipv4_prefix, ipv6_prefix;
+    later jwt, session_cookie
+});
+
+raw_table!(RawPolicySource { file; later redis });
+
+raw_table!(RawPush { enabled, max_block, after_denials });

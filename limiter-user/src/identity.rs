@@ -1,0 +1,13 @@
+//! Who sends a request: an API key that the key store knows, or an address.
+
+pub mod api_key;
+pub mod client_address;
+pub mod key_file;
+pub mod watch;
+
+pub use self::{
+    api_key::KeySecret,
+    client_address::{Arrival, ClientAddress, client_address},
+    key_file::{KeyLookup, KeyStore},
+    watch::KeyWatch,
+};

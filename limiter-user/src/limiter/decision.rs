@@ -1,0 +1,143 @@
+//! One answer out of many counters.
+
+use std::sync::Arc;
+
+use limiter_common::{sliding_window::Outcome, time::UnixMicros};
+use smallvec::SmallVec;
+
+use super::{Request, Touched};
+use crate::{
+    metrics::RuleMetrics,
+    policy::{Rule, Scope},
+    store::{CellOutcome, Charge},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Allowed,
+    Denied,
+    /// The cost is above a ceiling, so waiting does not help.
+    Unsatisfiable,
+    /// The API key is unknown or disabled.
+    Unauthenticated,
+}
+
+impl Kind {
+    pub const ALL: &[Self] = &[Self::Allowed, Self::Denied, Self::Unsatisfiable, Self::Unauthenticated];
+
+    /// The name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+            Self::Unsatisfiable => "unsatisfiable",
+            Self::Unauthenticated => "unauthenticated",
+        }
+    }
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Decision {
+    pub kind: Kind,
+    /// When it was decided, by the clock of windows.
+    pub now: UnixMicros,
+    /// What the rule that decided says; `None` when no rule applies.
+    pub answer: Option<Answer>,
+    /// Shadow rules that would have denied.
+    pub shadow: SmallVec<[Arc<str>; 2]>,
+    /// The denial of the address itself that lasts longest.
+    pub address_denial: Option<AddressDenial>,
+}
+
+/// State of the rule that decided: the longest wait of those that deny, else the least remaining.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub rule: Arc<str>,
+    pub ceiling: u64,
+    pub window_us: u64,
+    pub remaining: u64,
+    pub reset_us: u64,
+    /// On a denial that waiting ends.
+    pub retry_after_us: Option<u64>,
+}
+
+/// An enforced rule of scope `ip` that denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressDenial {
+    pub rule: Arc<str>,
+    pub retry_after_us: u64,
+    /// The rule covers every request of the address, not one group of endpoints.
+    pub covers_all: bool,
+}
+
+impl Decision {
+    pub(super) fn without_rule(unauthenticated: bool, now: UnixMicros) -> Self {
+        let kind = if unauthenticated { Kind::Unauthenticated } else { Kind::Allowed };
+        Self { kind, now, answer: None, shadow: SmallVec::new(), address_denial: None }
+    }
+}
+
+pub(super) fn conclude(
+    request: &Request<'_>,
+    now: UnixMicros,
+    touched: &Touched,
+    outcomes: &[CellOutcome],
+    rules: &[Rule],
+    metrics: &[RuleMetrics],
+) -> Decision {
+    let mut decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
+    // How much each candidate presses: waits above remainders, longer waits and smaller remainders first.
+    let mut worst: Option<(u64, usize)> = None;
+    let mut denied = false;
+    for (position, ((index, cell), outcome)) in touched.rules.iter().zip(&touched.cells).zip(outcomes).enumerate() {
+        let (denies, pressure) = match outcome.outcome {
+            Outcome::Allowed => (false, u64::MAX - outcome.remaining),
+            Outcome::Denied { retry_after_us } => (true, retry_after_us.min(u64::MAX - 1)),
+            Outcome::Never => (true, u64::MAX),
+        };
+        if !cell.enforced {
+            if denies {
+                if request.charge == Charge::Commit {
+                    metrics[*index].count_shadow_denied();
+                }
+                decision.shadow.push(Arc::clone(&rules[*index].id));
+            }
+            continue;
+        }
+        if let (Scope::Ip, Outcome::Denied { retry_after_us }) = (rules[*index].scope, outcome.outcome)
+            && decision.address_denial.as_ref().is_none_or(|denial| denial.retry_after_us < retry_after_us)
+        {
+            let covers_all = rules[*index].endpoint.is_none();
+            decision.address_denial = Some(AddressDenial { rule: Arc::clone(&rules[*index].id), retry_after_us, covers_all });
+        }
+        let first_denial = denies && !denied;
+        if first_denial || (denies == denied && worst.is_none_or(|(highest, _)| pressure > highest)) {
+            worst = Some((pressure, position));
+        }
+        denied |= denies;
+    }
+    let Some((_, position)) = worst else {
+        return decision;
+    };
+    let (index, cell, outcome) = (touched.rules[position], &touched.cells[position], &outcomes[position]);
+    if denied {
+        decision.kind = if outcome.outcome == Outcome::Never { Kind::Unsatisfiable } else { Kind::Denied };
+    }
+    if request.charge == Charge::Commit {
+        metrics[index].count(decision.kind);
+    }
+    decision.answer = Some(Answer {
+        rule: Arc::clone(&rules[index].id),
+        ceiling: cell.window.ceiling,
+        window_us: cell.window.window_us,
+        remaining: outcome.remaining,
+        reset_us: outcome.reset_us,
+        retry_after_us: match outcome.outcome {
+            Outcome::Denied { retry_after_us } => Some(retry_after_us),
+            Outcome::Allowed | Outcome::Never => None,
+        },
+    });
+    decision
+}

@@ -1,0 +1,276 @@
+//! Every metric, declared once. The only file with metric names.
+//!
+//! Labels come from rules, enums and map names; never from an address or a key.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text::encode},
+    metrics::{
+        MetricType,
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::ConstGauge,
+        histogram::Histogram,
+        info::Info,
+    },
+    registry::{Registry, Unit},
+};
+
+use limiter_common::{schema::SCHEMA_VERSION, stats, verdict::Verdict};
+
+use crate::{
+    dataplane::MapUsage,
+    limiter::Kind,
+    store::{
+        memory::MemoryStats,
+        redis::CallStats,
+        sync::{SyncState, SyncStats},
+    },
+};
+
+/// Labels of `limiter_checks_total`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CheckLabels {
+    rule: String,
+    decision: &'static str,
+    /// What the decision was made from.
+    source: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PushLabels {
+    reason: &'static str,
+    result: &'static str,
+}
+
+/// All metrics of the agent's own.
+pub struct Metrics {
+    registry: Registry,
+    checks: Family<CheckLabels, Counter>,
+    check_duration: Histogram,
+    pushes: Family<PushLabels, Counter>,
+    bad_requests: Counter,
+    without_rule: [Counter; Kind::ALL.len()],
+}
+
+/// Counters of one request rule, resolved once per policy.
+#[derive(Clone, Debug)]
+pub struct RuleMetrics {
+    /// By [`Kind`].
+    decisions: [Counter; Kind::ALL.len()],
+    shadow_denied: Counter,
+}
+
+impl RuleMetrics {
+    pub fn count(&self, kind: Kind) {
+        self.decisions[kind as usize].inc();
+    }
+
+    pub fn decided(&self, kind: Kind) -> u64 {
+        self.decisions[kind as usize].get()
+    }
+
+    pub fn count_shadow_denied(&self) {
+        self.shadow_denied.inc();
+    }
+
+    pub fn shadow_denied(&self) -> u64 {
+        self.shadow_denied.get()
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+/// Seconds: from half a microsecond, what a decision in memory takes, to 10 ms, what none may take.
+const CHECK_BUCKETS: [f64; 14] =
+    [5e-7, 1e-6, 2e-6, 4e-6, 8e-6, 1.6e-5, 3.2e-5, 6.4e-5, 1.28e-4, 2.56e-4, 5.12e-4, 1e-3, 5e-3, 1e-2];
+
+const MEMORY: &str = "memory";
+/// The rule label of requests that no rule applies to.
+const NO_RULE: &str = "";
+
+impl Metrics {
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("limiter");
+        let checks = Family::<CheckLabels, Counter>::default();
+        registry.register("checks", "Requests decided, by the rule that decided", checks.clone());
+        let check_duration = Histogram::new(CHECK_BUCKETS);
+        registry.register_with_unit(
+            "check_duration",
+            "Time from a parsed request to its decision",
+            Unit::Seconds,
+            check_duration.clone(),
+        );
+        let pushes = Family::<PushLabels, Counter>::default();
+        registry.register("pushes", "Budgets pushed into the BPF maps", pushes.clone());
+        let bad_requests = Counter::default();
+        registry.register("bad_requests", "Requests to the API that could not be understood", bad_requests.clone());
+        let without_rule = Kind::ALL.iter().map(|kind| {
+            let labels = CheckLabels { rule: NO_RULE.into(), decision: kind.as_str(), source: MEMORY };
+            checks.get_or_create(&labels).clone()
+        });
+        let without_rule = without_rule.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!("one a kind"));
+        Self { registry, checks, check_duration, pushes, bad_requests, without_rule }
+    }
+
+    /// The counters of a rule. They go on where they were when a policy is loaded again.
+    pub fn rule(&self, id: &str) -> RuleMetrics {
+        let counter = |decision| {
+            self.checks.get_or_create(&CheckLabels { rule: id.into(), decision, source: MEMORY }).clone()
+        };
+        let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str())).collect();
+        let decisions = decisions.try_into().unwrap_or_else(|_| unreachable!("one a kind"));
+        RuleMetrics { decisions, shadow_denied: counter("shadow_denied") }
+    }
+
+    pub fn decided_without_rule(&self, kind: Kind) {
+        self.without_rule[kind as usize].inc();
+    }
+
+    pub fn observe_check(&self, seconds: f64) {
+        self.check_duration.observe(seconds);
+    }
+
+    pub fn pushed(&self, reason: &'static str, result: &'static str) {
+        self.pushes.get_or_create(&PushLabels { reason, result }).inc();
+    }
+
+    pub fn bad_request(&self) {
+        self.bad_requests.inc();
+    }
+
+    /// Adds what is read at the moment of a scrape.
+    pub fn register_source(&mut self, source: impl Source) {
+        self.registry.register_collector(Box::new(Scraped(source)));
+    }
+
+    /// The OpenMetrics text format.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Gives the state of everything that keeps its own counters.
+pub trait Source: fmt::Debug + Send + Sync + 'static {
+    fn snapshot(&self) -> Snapshot;
+}
+
+/// Counters and levels at one moment.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// Of the XDP program: packets and bytes by rule (`None` where none decided) and verdict.
+    pub packets: Vec<(Option<String>, Verdict, stats::Counter)>,
+    pub maps: Vec<MapUsage>,
+    pub memory: MemoryStats,
+    /// Sharing through Redis; `None` for a node alone.
+    pub shared: Option<(SyncStats, CallStats)>,
+}
+
+#[derive(Debug)]
+struct Scraped<S>(S);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PacketLabels {
+    rule: String,
+    verdict: &'static str,
+    reason: &'static str,
+}
+
+impl<S: Source> Collector for Scraped<S> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let snapshot = self.0.snapshot();
+        type Pick = fn(&stats::Counter) -> u64;
+        let families: [(&str, &str, Pick); 2] = [
+            ("xdp_packets", "Packets seen by the XDP program", |counter| counter.packets),
+            ("xdp_bytes", "Bytes seen by the XDP program, with Ethernet headers", |counter| counter.bytes),
+        ];
+        for (name, help, pick) in families {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (rule, verdict, counter) in &snapshot.packets {
+                let labels = PacketLabels {
+                    rule: rule.clone().unwrap_or_default(),
+                    verdict: verdict.as_str(),
+                    reason: verdict.reason(),
+                };
+                ConstCounter::new(pick(counter)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let mut gauges = |name: &str, help: &str, value: fn(&MapUsage) -> u64| {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for usage in &snapshot.maps {
+                ConstGauge::new(signed(value(usage))).encode(family.encode_family(&[("map", usage.map)])?)?;
+            }
+            Ok(())
+        };
+        gauges("map_entries", "Entries of a BPF map", |usage| usage.entries)?;
+        gauges("map_capacity", "Most entries of a BPF map", |usage| usage.capacity)?;
+        encode_memory(&mut encoder, &snapshot.memory)?;
+        if let Some((sync, calls)) = &snapshot.shared {
+            encode_shared(&mut encoder, sync, calls)?;
+        }
+        let info = encoder.encode_descriptor("build", "Version of the agent and of its maps", None, MetricType::Info)?;
+        let schema = SCHEMA_VERSION.to_string();
+        Info::new([("version", env!("CARGO_PKG_VERSION")), ("schema", &schema)]).encode(info)
+    }
+}
+
+fn encode_memory(encoder: &mut DescriptorEncoder<'_>, memory: &MemoryStats) -> fmt::Result {
+    for (name, help, value) in [
+        ("counters", "Counters in memory", memory.counters),
+        ("counters_capacity", "Most counters in memory", memory.capacity),
+        ("sync_pending", "Counters that wait to be shared", memory.queued),
+    ] {
+        let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(signed(value as u64)).encode(gauge)?;
+    }
+    for (name, help, value) in [
+        ("counters_evicted", "Counters given up because memory was full", memory.evicted),
+        ("sync_late_units", "Units whose window was over before Redis had them", memory.late_units),
+    ] {
+        ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+    }
+    Ok(())
+}
+
+fn encode_shared(encoder: &mut DescriptorEncoder<'_>, sync: &SyncStats, calls: &CallStats) -> fmt::Result {
+    let mut family = encoder.encode_descriptor("store_calls", "Calls to Redis", None, MetricType::Counter)?;
+    for (result, count) in [
+        ("ok", calls.ok),
+        ("timeout", calls.timeout),
+        ("unavailable", calls.unavailable),
+        ("bad_reply", calls.bad_reply),
+    ] {
+        ConstCounter::new(count).encode(family.encode_family(&[("result", result)])?)?;
+    }
+    for (name, help, value) in [
+        ("sync_lost_counters", "Counters that Redis knew less of than it had confirmed", sync.lost_counters),
+        ("sync_refused_counters", "Counters that Redis refused or answered unintelligibly", sync.refused_counters),
+        ("sync_ahead", "Counts of windows that had not begun by Redis' clock", sync.ahead),
+    ] {
+        ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+    }
+    let help = "1 while Redis answers, 0 while decisions are from local counts alone";
+    let connected = encoder.encode_descriptor("store_connected", help, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(sync.state == SyncState::Connected)).encode(connected)?;
+    let help = "Age of the oldest count that Redis does not have yet";
+    let lag = encoder.encode_descriptor("sync_lag", help, Some(&Unit::Seconds), MetricType::Gauge)?;
+    ConstGauge::new(sync.lag.as_secs_f64()).encode(lag)
+}
+
+fn signed(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,761 @@
+//! From method and path to the endpoint groups that a request belongs to: all that match.
+//!
+//! # Patterns
+//!
+//! `[METHOD[,METHOD…] ]/PATH`; without a method, or with `*`, any method. In the path, by segment:
+//!
+//! - `name` is that segment exactly (case counts, percent-encoding does not),
+//! - `pre*` is any one segment that begins with `pre`,
+//! - `*` is any one segment; as the last segment of a pattern, one or more,
+//! - `**` is any number of segments, none included.
+//!
+//! # Paths
+//!
+//! A path is brought into one form first, so that writing it otherwise does not escape a limit: query and fragment are
+//! cut off, an absolute URL loses scheme and host, percent-encoding is decoded once, `.` and `..` are resolved, and empty
+//! segments count for nothing (`/a//b/` is `/a/b`). Where servers differ on what a path means, it belongs to the groups of
+//! every reading: `%2F` is part of a segment and also a separator, and `/a//../b` is `/b` and also `/a/b`. Parameters
+//! (`;v=1`) are part of their segment. A path of more than [`MAX_PATH_LEN`] bytes belongs to every group that has its
+//! method: no server that the limits are for would answer it, and it must not be a way around them.
+//!
+//! # Cost
+//!
+//! Patterns are a trie by segment, walked with the set of all nodes that the path may be at: the number of patterns does
+//! not matter, nothing backtracks, and nothing is allocated once a [`Scratch`] has grown to its use.
+
+use std::{collections::HashMap, fmt, sync::Arc};
+
+use foldhash::fast::RandomState;
+
+/// Longer paths belong to every group.
+pub const MAX_PATH_LEN: usize = 8192;
+const MAX_PATTERN_LEN: usize = 1024;
+const MAX_SEGMENTS: usize = 64;
+
+/// Any method, as a bit beside those of the methods that patterns name.
+const ANY_METHOD: u64 = 1 << 63;
+const MAX_METHODS: usize = 63;
+
+/// One pattern of an endpoint group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// In upper case; empty for any.
+    methods: Vec<Box<str>>,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Exact(Box<[u8]>),
+    Prefix(Box<[u8]>),
+    /// Any one segment.
+    One,
+    /// Any number of segments. Never two in a row.
+    Rest,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    #[error("\"{0}\" has no path: write \"[METHOD ]/PATH\", as in \"GET /api/v1/search/*\"")]
+    NoPath(String),
+    #[error("\"{0}\" cannot be a method")]
+    Method(String),
+    #[error("\"{0}\": a path has no query and no fragment")]
+    Query(String),
+    #[error("\"{0}\": a pattern has no \".\" and no \"..\"")]
+    Dots(String),
+    #[error("\"{0}\": \"*\" stands alone in a segment or at its end")]
+    Star(String),
+    #[error("a pattern has at most {MAX_PATTERN_LEN} bytes and {MAX_SEGMENTS} segments")]
+    TooLong,
+    #[error("patterns name more than {MAX_METHODS} different methods")]
+    TooManyMethods,
+}
+
+impl Pattern {
+    pub fn parse(text: &str) -> Result<Self, PatternError> {
+        if text.len() > MAX_PATTERN_LEN {
+            return Err(PatternError::TooLong);
+        }
+        let (methods, path) = match text.trim().split_once(char::is_whitespace) {
+            Some((methods, path)) => (methods, path.trim_start()),
+            None => ("*", text.trim()),
+        };
+        if !path.starts_with('/') || path.contains(char::is_whitespace) {
+            return Err(PatternError::NoPath(text.into()));
+        }
+        if path.contains(['?', '#']) {
+            return Err(PatternError::Query(text.into()));
+        }
+        Ok(Self { methods: Self::methods(methods)?, steps: Self::steps(text, path)? })
+    }
+
+    fn methods(text: &str) -> Result<Vec<Box<str>>, PatternError> {
+        if text == "*" {
+            return Ok(Vec::new());
+        }
+        let methods = text.split(',').map(|method| {
+            let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'+-.^_`|~".contains(&byte);
+            if method.is_empty() || !method.bytes().all(is_token) {
+                return Err(PatternError::Method(method.into()));
+            }
+            Ok(method.to_ascii_uppercase().into())
+        });
+        methods.collect()
+    }
+
+    fn steps(text: &str, path: &str) -> Result<Vec<Step>, PatternError> {
+        let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+        if segments.len() > MAX_SEGMENTS {
+            return Err(PatternError::TooLong);
+        }
+        let mut steps = Vec::new();
+        for (index, segment) in segments.iter().enumerate() {
+            let is_last = index + 1 == segments.len();
+            match segment.strip_suffix('*') {
+                Some("*") if steps.last() == Some(&Step::Rest) => {}
+                Some("*") => steps.push(Step::Rest),
+                Some("") if is_last => steps.extend([Step::One, Step::Rest]),
+                Some("") => steps.push(Step::One),
+                Some(prefix) if !prefix.contains('*') => steps.push(Step::Prefix(decoded(prefix))),
+                None if !segment.contains('*') => {
+                    let name = decoded(segment);
+                    if matches!(&*name, b"." | b"..") {
+                        return Err(PatternError::Dots(text.into()));
+                    }
+                    steps.push(Step::Exact(name));
+                }
+                Some(_) | None => return Err(PatternError::Star(text.into())),
+            }
+        }
+        Ok(steps)
+    }
+}
+
+fn decoded(segment: &str) -> Box<[u8]> {
+    let mut rest = segment.as_bytes();
+    let mut bytes = Vec::with_capacity(rest.len());
+    while let Some((byte, _, after)) = next_byte(rest) {
+        bytes.push(byte);
+        rest = after;
+    }
+    bytes.into()
+}
+
+/// The first byte of `text`, whether it was percent-encoded, and what follows. A `%` that encodes nothing is itself.
+fn next_byte(text: &[u8]) -> Option<(u8, bool, &[u8])> {
+    let hex = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+    match text {
+        [b'%', high, low, rest @ ..] => match (hex(*high), hex(*low)) {
+            (Some(high), Some(low)) => Some((high << 4 | low, true, rest)),
+            (None, _) | (_, None) => Some((b'%', false, &text[1..])),
+        },
+        [byte, rest @ ..] => Some((*byte, false, rest)),
+        [] => None,
+    }
+}
+
+/// The endpoint groups of a policy.
+#[derive(Clone, Default)]
+pub struct Endpoints {
+    groups: Vec<Group>,
+    /// Methods that patterns name; the index is the bit.
+    methods: Vec<Box<str>>,
+    nodes: Vec<Node>,
+}
+
+#[derive(Clone, Debug)]
+struct Group {
+    name: Arc<str>,
+    /// Methods of all its patterns.
+    methods: u64,
+}
+
+#[derive(Clone, Default)]
+struct Node {
+    // Only the policy decides what is in them, so that the hash need not withstand an adversary.
+    exact: HashMap<Box<[u8]>, u32, RandomState>,
+    prefixes: HashMap<Box<[u8]>, u32, RandomState>,
+    /// Lengths that occur in `prefixes`, so that a segment is looked up once for each.
+    prefix_lens: Vec<usize>,
+    one: Option<u32>,
+    rest: Option<u32>,
+    /// Whether this node is the `rest` of another: it stays whatever segment comes.
+    stays: bool,
+    ends: Vec<End>,
+}
+
+/// A pattern ends here.
+#[derive(Clone, Copy)]
+struct End {
+    methods: u64,
+    group: usize,
+}
+
+impl fmt::Debug for Endpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoints").field("groups", &self.groups).field("nodes", &self.nodes.len()).finish()
+    }
+}
+
+/// Buffers that matching writes to, kept from request to request.
+#[derive(Clone, Debug, Default)]
+pub struct Scratch {
+    decoded: Vec<u8>,
+    /// Bounds of the path's segments, in `decoded` or in the path itself.
+    segments: Vec<(usize, usize)>,
+    at: Vec<u32>,
+    next: Vec<u32>,
+    /// By node, the round in which it was last reached.
+    reached: Vec<u32>,
+    round: u32,
+    matches: Vec<usize>,
+}
+
+/// How a path is read where servers differ.
+#[derive(Clone, Copy)]
+struct Reading {
+    encoded_slash_separates: bool,
+    /// `..` takes back an empty segment, as RFC 3986 says; else empty segments are gone before.
+    empty_segments_count: bool,
+}
+
+/// What a path has that servers read differently.
+#[derive(Clone, Copy, Default)]
+struct Ambiguity {
+    encoded_slash: bool,
+    empty_segment: bool,
+    dot_dot: bool,
+}
+
+impl Endpoints {
+    /// Groups by name with their patterns; a group's index is its place here.
+    pub fn new(groups: Vec<(Arc<str>, Vec<Pattern>)>) -> Result<Self, PatternError> {
+        let mut endpoints = Self { nodes: vec![Node::default()], ..Self::default() };
+        for (index, (name, patterns)) in groups.into_iter().enumerate() {
+            endpoints.groups.push(Group { name, methods: 0 });
+            for pattern in patterns {
+                let methods = endpoints.method_bits(&pattern.methods)?;
+                endpoints.groups[index].methods |= methods;
+                let end = pattern.steps.into_iter().fold(0, |node, step| endpoints.child(node, step));
+                endpoints.nodes[end as usize].ends.push(End { methods, group: index });
+            }
+        }
+        Ok(endpoints)
+    }
+
+    fn method_bits(&mut self, names: &[Box<str>]) -> Result<u64, PatternError> {
+        let mut bits = if names.is_empty() { ANY_METHOD } else { 0 };
+        for name in names {
+            let known = self.methods.iter().position(|known| known == name);
+            let index = known.unwrap_or_else(|| {
+                self.methods.push(name.clone());
+                self.methods.len() - 1
+            });
+            if index >= MAX_METHODS {
+                return Err(PatternError::TooManyMethods);
+            }
+            bits |= 1 << index;
+        }
+        Ok(bits)
+    }
+
+    fn child(&mut self, parent: u32, step: Step) -> u32 {
+        // At most 2^32 nodes: a policy file would have to be larger than memory.
+        let new = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        let stays = step == Step::Rest;
+        let node = &mut self.nodes[parent as usize];
+        let child = match step {
+            Step::Exact(name) => *node.exact.entry(name).or_insert(new),
+            Step::Prefix(prefix) => {
+                if !node.prefix_lens.contains(&prefix.len()) {
+                    node.prefix_lens.push(prefix.len());
+                }
+                *node.prefixes.entry(prefix).or_insert(new)
+            }
+            Step::One => *node.one.get_or_insert(new),
+            Step::Rest => *node.rest.get_or_insert(new),
+        };
+        if child == new {
+            self.nodes.push(Node { stays, ..Node::default() });
+        }
+        child
+    }
+
+    pub fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Name of a group by its index.
+    pub fn name(&self, index: usize) -> Option<&Arc<str>> {
+        self.groups.get(index).map(|group| &group.name)
+    }
+
+    /// Indices of all groups that the request belongs to, ascending. `path` may be a whole request target. Methods are
+    /// compared without regard to case; `HEAD` is not `GET`.
+    pub fn matches<'s>(&self, method: &str, path: impl AsRef<[u8]>, scratch: &'s mut Scratch) -> &'s [usize] {
+        scratch.matches.clear();
+        if self.groups.is_empty() {
+            return &scratch.matches;
+        }
+        let known = self.methods.iter().position(|known| known.eq_ignore_ascii_case(method));
+        let methods = ANY_METHOD | known.map_or(0, |index| 1 << index);
+        let path = path_of(path.as_ref());
+        if path.len() > MAX_PATH_LEN {
+            let with_method = |(_, group): &(usize, &Group)| group.methods & methods != 0;
+            scratch.matches.extend(self.groups.iter().enumerate().filter(with_method).map(|(index, _)| index));
+            return &scratch.matches;
+        }
+        let mut reading = Reading { encoded_slash_separates: false, empty_segments_count: false };
+        let seen = self.walk(path, reading, methods, scratch);
+        if seen.encoded_slash {
+            reading.encoded_slash_separates = true;
+            let seen = self.walk(path, reading, methods, scratch);
+            if seen.empty_segment && seen.dot_dot {
+                reading.empty_segments_count = true;
+                self.walk(path, reading, methods, scratch);
+            }
+        }
+        if seen.empty_segment && seen.dot_dot {
+            self.walk(path, Reading { encoded_slash_separates: false, empty_segments_count: true }, methods, scratch);
+        }
+        scratch.matches.sort_unstable();
+        scratch.matches.dedup();
+        &scratch.matches
+    }
+
+    /// Adds the groups of one reading of the path.
+    fn walk(&self, path: &[u8], reading: Reading, methods: u64, scratch: &mut Scratch) -> Ambiguity {
+        let seen = scratch.split(path, reading);
+        let Scratch { decoded, segments, at, next, reached, round, matches } = scratch;
+        let text: &[u8] = if decoded.is_empty() { path } else { decoded };
+        reached.resize(self.nodes.len(), 0);
+        at.clear();
+        let now = begin_round(round, reached);
+        self.enter(0, at, reached, now);
+        for &(start, end) in segments.iter() {
+            let segment = &text[start..end];
+            next.clear();
+            let now = begin_round(round, reached);
+            for &index in at.iter() {
+                let node = &self.nodes[index as usize];
+                if node.stays {
+                    self.enter(index, next, reached, now);
+                }
+                if let Some(&child) = node.exact.get(segment) {
+                    self.enter(child, next, reached, now);
+                }
+                for &len in &node.prefix_lens {
+                    if let Some(&child) = segment.get(..len).and_then(|prefix| node.prefixes.get(prefix)) {
+                        self.enter(child, next, reached, now);
+                    }
+                }
+                if let Some(child) = node.one {
+                    self.enter(child, next, reached, now);
+                }
+            }
+            std::mem::swap(at, next);
+            if at.is_empty() {
+                return seen;
+            }
+        }
+        for &index in at.iter() {
+            let ends = self.nodes[index as usize].ends.iter();
+            matches.extend(ends.filter(|end| end.methods & methods != 0).map(|end| end.group));
+        }
+        seen
+    }
+
+    /// Adds a node, and what it reaches without a segment, to the set of a round.
+    fn enter(&self, node: u32, set: &mut Vec<u32>, reached: &mut [u32], round: u32) {
+        let mut following = Some(node);
+        while let Some(index) = following {
+            if std::mem::replace(&mut reached[index as usize], round) == round {
+                return;
+            }
+            set.push(index);
+            following = self.nodes[index as usize].rest;
+        }
+    }
+}
+
+fn begin_round(round: &mut u32, reached: &mut [u32]) -> u32 {
+    *round = round.wrapping_add(1);
+    if *round == 0 {
+        reached.fill(0);
+        *round = 1;
+    }
+    *round
+}
+
+/// The path of a request target: without scheme, host, query and fragment.
+fn path_of(target: &[u8]) -> &[u8] {
+    let end = target.iter().position(|byte| b"?#".contains(byte)).unwrap_or(target.len());
+    let target = &target[..end];
+    if target.starts_with(b"/") {
+        return target;
+    }
+    let scheme = target.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
+    match target[scheme..].strip_prefix(b"://") {
+        Some(rest) if scheme > 0 => {
+            let host = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+            &rest[host..]
+        }
+        Some(_) | None => target,
+    }
+}
+
+impl Scratch {
+    /// Splits a path into segments as `reading` says, with dots resolved.
+    fn split(&mut self, path: &[u8], reading: Reading) -> Ambiguity {
+        let mut seen = Ambiguity::default();
+        self.decoded.clear();
+        self.segments.clear();
+        if !path.contains(&b'%') {
+            let mut start = 0;
+            for segment in path.split(|byte| *byte == b'/') {
+                let end = start + segment.len();
+                push_segment(&mut self.segments, path, (start, end), reading, &mut seen);
+                start = end + 1;
+            }
+        } else {
+            let (mut start, mut rest) = (0, path);
+            while let Some((byte, encoded, after)) = next_byte(rest) {
+                rest = after;
+                let is_slash = byte == b'/';
+                seen.encoded_slash |= is_slash && encoded;
+                if is_slash && (!encoded || reading.encoded_slash_separates) {
+                    let end = self.decoded.len();
+                    push_segment(&mut self.segments, &self.decoded, (start, end), reading, &mut seen);
+                    start = end;
+                } else {
+                    self.decoded.push(byte);
+                }
+            }
+            let end = self.decoded.len();
+            push_segment(&mut self.segments, &self.decoded, (start, end), reading, &mut seen);
+        }
+        self.segments.retain(|(start, end)| start < end);
+        seen
+    }
+}
+
+fn push_segment(
+    segments: &mut Vec<(usize, usize)>,
+    text: &[u8],
+    (start, end): (usize, usize),
+    reading: Reading,
+    seen: &mut Ambiguity,
+) {
+    match &text[start..end] {
+        // What precedes the first separator of a path is no segment.
+        b"" => {
+            let is_first = start == 0 && segments.is_empty();
+            if !is_first {
+                seen.empty_segment = true;
+                if reading.empty_segments_count {
+                    segments.push((start, end));
+                }
+            }
+        }
+        b"." => {}
+        b".." => {
+            seen.dot_dot = true;
+            segments.pop();
+        }
+        _ => segments.push((start, end)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn endpoints(groups: &[&[&str]]) -> Endpoints {
+        let groups = groups.iter().enumerate().map(|(index, patterns)| {
+            let patterns = patterns.iter().map(|pattern| Pattern::parse(pattern).expect(pattern)).collect();
+            (Arc::from(format!("group{index}")), patterns)
+        });
+        Endpoints::new(groups.collect()).unwrap()
+    }
+
+    fn matched(pattern: &str, method: &str, path: &str) -> bool {
+        !endpoints(&[&[pattern]]).matches(method, path, &mut Scratch::default()).is_empty()
+    }
+
+    #[test]
+    fn patterns() {
+        for (pattern, path, expected) in [
+            ("/login", "/login", true),
+            ("/login", "/login/", true),
+            ("/login", "//login", true),
+            ("/login", "/Login", false),
+            ("/login", "/login/now", false),
+            ("/login", "/", false),
+            ("/login/", "/login", true),
+            ("/", "/", true),
+            ("/", "", true),
+            ("/", "/a", false),
+            ("/api/*", "/api/a", true),
+            ("/api/*", "/api/a/b/c", true),
+            ("/api/*", "/api", false),
+            ("/api/*", "/api/", false),
+            ("/*", "/", false),
+            ("/*", "/a/b", true),
+            ("/api/*/x", "/api/a/x", true),
+            ("/api/*/x", "/api/a/b/x", false),
+            ("/api/*/x", "/api/x", false),
+            ("/api/**", "/api", true),
+            ("/api/**", "/api/a/b", true),
+            ("/api/**", "/apis", false),
+            ("/**", "/", true),
+            ("/**/x", "/x", true),
+            ("/**/x", "/a/b/x", true),
+            ("/**/x", "/a/x/b", false),
+            ("/a/**/b/**/c", "/a/b/c", true),
+            ("/a/**/b/**/c", "/a/1/b/2/3/c", true),
+            ("/a/**/b/**/c", "/a/1/2/3/c", false),
+            ("/**/**/x", "/x", true),
+            ("/v*/users", "/v1/users", true),
+            ("/v*/users", "/v/users", true),
+            ("/v*/users", "/w1/users", false),
+            ("/file-*", "/file-1", true),
+            ("/file-*", "/file-1/2", false),
+            ("/caf%C3%A9", "/café", true),
+            ("/a%2Ab", "/a*b", true),
+        ] {
+            assert_eq!(matched(pattern, "GET", path), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn writing_a_path_otherwise_does_not_escape() {
+        for path in [
+            "/api/v1/search",
+            "/api//v1/%73earch",
+            "/api/v1/search/",
+            "/api/v1/search?q=1",
+            "/api/v1/search#top",
+            "/api/v1/search?q=/../../x",
+            "/./api/v1/search",
+            "/api/x/../v1/search",
+            "/api/x/%2e%2E/v1/search",
+            "/api/v1/%2E/search",
+            "/../../api/v1/search",
+            "/%61%70%69/v1/search",
+            "/api%2Fv1%2fsearch",
+            "/api/v1/x%2f..%2fsearch",
+            "/api//../v1/search",
+            "/x//../api/v1/search",
+            "/api%2F/../v1/search",
+            "http://example.com/api/v1/search",
+            "HTTPS://example.com//api/v1/search?x",
+            "/api/v1/search/..//search",
+        ] {
+            assert!(matched("/api/v1/search", "GET", path), "{path}");
+        }
+        for path in ["/api/v1/search%3Fq", "/api/v1/%2573earch", "/api/v1/search;v=1", "/api/v1/search%", "*", "api://"]
+        {
+            assert!(!matched("/api/v1/search", "GET", path), "{path}");
+        }
+    }
+
+    #[test]
+    fn methods() {
+        for (pattern, method, expected) in [
+            ("GET /x", "GET", true),
+            ("GET /x", "get", true),
+            ("get /x", "GET", true),
+            ("GET /x", "HEAD", false),
+            ("GET,POST /x", "POST", true),
+            ("GET,POST /x", "PUT", false),
+            ("* /x", "BREW", true),
+            ("/x", "BREW", true),
+            ("BREW   /x", "BREW", true),
+        ] {
+            assert_eq!(matched(pattern, method, "/x"), expected, "{pattern} {method}");
+        }
+    }
+
+    #[test]
+    fn all_groups_that_match_apply() {
+        let endpoints = endpoints(&[&["/api/**"], &["POST /api/*"], &["/api/login", "/login"], &["/other"]]);
+        let mut scratch = Scratch::default();
+        assert_eq!(endpoints.matches("POST", "/api/login", &mut scratch), [0, 1, 2]);
+        assert_eq!(endpoints.matches("GET", "/api/login", &mut scratch), [0, 2]);
+        assert_eq!(endpoints.matches("GET", "/other", &mut scratch), [3]);
+        assert_eq!(endpoints.matches("GET", "/nothing", &mut scratch), []);
+        assert_eq!(endpoints.name(2).map(|name| &**name), Some("group2"));
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_belongs_to_every_group_of_its_method() {
+        let endpoints = endpoints(&[&["/a"], &["POST /b"], &["GET /c"]]);
+        let path = format!("/{}", "x".repeat(MAX_PATH_LEN));
+        let mut scratch = Scratch::default();
+        assert_eq!(endpoints.matches("GET", &path, &mut scratch), [0, 2]);
+        assert_eq!(endpoints.matches("GET", &path[..MAX_PATH_LEN], &mut scratch), []);
+        let query = format!("/a?{path}");
+        assert_eq!(endpoints.matches("GET", &query, &mut scratch), [0]);
+    }
+
+    #[test]
+    fn hostile_paths_cost_no_more_than_their_length() {
+        // Backtracking would take longer than the universe has.
+        let pattern = format!("/{}c", "**/a/*/".repeat(20));
+        let endpoints = endpoints(&[&[&pattern]]);
+        let mut path = "/a".repeat(MAX_PATH_LEN / 2 - 1);
+        path.push_str("/b");
+        assert_eq!(endpoints.matches("GET", &path, &mut Scratch::default()), []);
+    }
+
+    #[test]
+    fn ten_thousand_groups_are_not_searched_one_by_one() {
+        let names: Vec<String> = (0..10_000).map(|index| format!("/api/{index}/*")).collect();
+        let groups: Vec<[&str; 1]> = names.iter().map(|name| [name.as_str()]).collect();
+        let groups: Vec<&[&str]> = groups.iter().map(|group| group.as_slice()).collect();
+        let endpoints = endpoints(&groups);
+        let mut scratch = Scratch::default();
+        assert_eq!(endpoints.matches("GET", "/api/7777/x", &mut scratch), [7777]);
+        assert!(scratch.at.len() <= 2, "at {} nodes at once", scratch.at.len());
+    }
+
+    #[test]
+    fn bad_patterns_are_refused() {
+        for (pattern, message) in [
+            ("", "has no path"),
+            ("login", "has no path"),
+            ("GET", "has no path"),
+            ("*", "has no path"),
+            ("GET login", "has no path"),
+            ("GET /a /b", "has no path"),
+            ("G(T /a", "\"G(T\" cannot be a method"),
+            ("GET, /a", "\"\" cannot be a method"),
+            ("/a?b=1", "no query"),
+            ("/a#b", "no query"),
+            ("/a/../b", "no \"..\""),
+            ("/a/%2e/b", "no \"..\""),
+            ("/a*b", "\"*\" stands alone"),
+            ("/*b", "\"*\" stands alone"),
+            ("/a**", "\"*\" stands alone"),
+            ("/***", "\"*\" stands alone"),
+        ] {
+            let error = Pattern::parse(pattern).expect_err(pattern).to_string();
+            assert!(error.contains(message), "{pattern}: {error}");
+        }
+        assert_eq!(Pattern::parse(&"/a".repeat(65)), Err(PatternError::TooLong));
+        assert_eq!(Pattern::parse(&format!("/{}", "a".repeat(1024))), Err(PatternError::TooLong));
+        let many: Vec<String> = (0..64).map(|index| format!("M{index}")).collect();
+        let pattern = Pattern::parse(&format!("{} /", many.join(","))).unwrap();
+        assert!(matches!(Endpoints::new(vec![("a".into(), vec![pattern])]), Err(PatternError::TooManyMethods)));
+    }
+
+    /// The definition, on text, slowly.
+    mod reference {
+        pub(super) fn matches(pattern: &str, path: &str) -> bool {
+            let mut readings = vec![];
+            for encoded_slash_separates in [false, true] {
+                for empty_segments_count in [false, true] {
+                    readings.push(segments(path, encoded_slash_separates, empty_segments_count));
+                }
+            }
+            let pattern: Vec<&str> = pattern.split('/').filter(|segment| !segment.is_empty()).collect();
+            readings.iter().any(|path| segments_match(&pattern, path))
+        }
+
+        fn decode(text: &str) -> String {
+            let mut decoded = text.to_owned();
+            for (code, c) in [("%2e", "."), ("%2E", "."), ("%61", "a"), ("%62", "b"), ("%2f", "/"), ("%2F", "/")] {
+                decoded = decoded.replace(code, c);
+            }
+            decoded
+        }
+
+        fn segments(path: &str, encoded_slash_separates: bool, empty_segments_count: bool) -> Vec<String> {
+            let path = path.split('?').next().unwrap_or_default();
+            let path = if encoded_slash_separates { decode(path) } else { path.to_owned() };
+            let mut segments: Vec<String> = Vec::new();
+            for segment in path.split('/').skip(1).map(decode) {
+                match segment.as_str() {
+                    "" if !empty_segments_count => {}
+                    "." => {}
+                    ".." => drop(segments.pop()),
+                    _ => segments.push(segment),
+                }
+            }
+            segments.retain(|segment| !segment.is_empty());
+            segments
+        }
+
+        fn segments_match(pattern: &[&str], path: &[String]) -> bool {
+            match pattern {
+                [] => path.is_empty(),
+                ["**", rest @ ..] => (0..=path.len()).any(|skipped| segments_match(rest, &path[skipped..])),
+                ["*"] => !path.is_empty(),
+                [first, rest @ ..] => {
+                    let Some((segment, path)) = path.split_first() else { return false };
+                    let fits = match first.strip_suffix('*') {
+                        Some(prefix) => segment.starts_with(prefix),
+                        None => segment == first,
+                    };
+                    fits && segments_match(rest, path)
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn agrees_with_the_slow_reference(
+            groups in prop::collection::vec(
+                prop::collection::vec(
+                    prop::collection::vec(prop::sample::select(vec!["a", "b", "ab", "*", "**", "a*", "c"]), 0..5),
+                    1..4,
+                ),
+                1..6,
+            ),
+            paths in prop::collection::vec(
+                prop::collection::vec(
+                    prop::sample::select(vec![
+                        "/", "/", "/", "a", "b", "c", "ab", ".", "..", "%61", "%62", "%2e", "%2E%2e", "%2F", "%2f", "?a",
+                    ]),
+                    0..12,
+                ),
+                1..8,
+            ),
+        ) {
+            let patterns: Vec<Vec<String>> = groups
+                .iter()
+                .map(|group| group.iter().map(|segments| format!("/{}", segments.join("/"))).collect())
+                .collect();
+            let as_text: Vec<Vec<&str>> =
+                patterns.iter().map(|group| group.iter().map(String::as_str).collect()).collect();
+            let endpoints = endpoints(&as_text.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            let mut scratch = Scratch::default();
+            for path in paths {
+                let path = format!("/{}", path.concat());
+                let expected: Vec<usize> = (0..patterns.len())
+                    .filter(|group| patterns[*group].iter().any(|pattern| reference::matches(pattern, &path)))
+                    .collect();
+                let found = endpoints.matches("GET", &path, &mut scratch);
+                prop_assert_eq!(found, expected, "{} in {:?}", path, patterns);
+            }
+        }
+
+        #[test]
+        fn any_bytes_get_an_answer(path in prop::collection::vec(any::<u8>(), 0..200)) {
+            let endpoints = endpoints(&[&["/**"], &["/a/*/b"], &["/%ff*"]]);
+            let mut scratch = Scratch::default();
+            let found = endpoints.matches("GET", &path, &mut scratch);
+            prop_assert!(found.len() <= 3);
+        }
+    }
+}

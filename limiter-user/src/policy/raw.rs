@@ -1,0 +1,18 @@
+//! Which tables and fields a policy file has, before any of them means anything.
+
+use crate::config::raw_table;
+
+raw_table!(RawPolicy { allow, deny, endpoints, plans, rules, packet_rules; later bypass });
+
+raw_table!(RawEndpoint in place { name, r#match });
+
+raw_table!(RawPlan { description });
+
+raw_table!(RawRule in place {
+    id, scope, endpoint, limit, plans, window, algorithm, burst_factor, cost, precision, mode;
+    later on_store_failure, region
+});
+
+raw_table!(RawPacketRule in place { id, cidr, packets, bytes, new_connections, mode });
+
+raw_table!(RawPacketLimit in place { rate, burst });

@@ -1,0 +1,274 @@
+//! What `limiter status` and `/v1/status` show: one reading of everything.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use limiter_common::{acl::Origin, budget::BudgetReason};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    clock::Stopwatch,
+    config::{Config, StoreKind},
+    dataplane::{AclListing, BudgetListing, Dataplane, DataplaneError, List, RuleCounter},
+    limiter::Kind,
+    metrics::{Metrics, RuleMetrics, Snapshot, Source},
+    policy::{Policy, Rule},
+    store::{
+        memory::MemoryStore,
+        redis::RedisStore,
+        sync::{SyncState, SyncStatus},
+    },
+};
+
+/// The whole answer.
+#[derive(Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Status {
+    pub version: String,
+    pub node: String,
+    pub uptime_seconds: u64,
+    pub ready: bool,
+    /// Decisions are made from local counts alone, since Redis does not answer.
+    pub degraded: bool,
+    pub xdp: Option<XdpStatus>,
+    pub store: StoreStatus,
+    pub rules: Vec<RuleStatus>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct XdpStatus {
+    pub interfaces: Vec<InterfaceStatus>,
+    pub counters: Vec<PacketCounter>,
+    pub budgets: Vec<Entry>,
+    pub allow: Vec<Entry>,
+    pub deny: Vec<Entry>,
+    /// What could not be read.
+    pub errors: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct InterfaceStatus {
+    pub name: String,
+    pub mode: String,
+    pub program_id: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PacketCounter {
+    pub rule: Option<String>,
+    pub verdict: String,
+    pub reason: String,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// A prefix with what holds for it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Entry {
+    pub prefix: String,
+    /// `None`: until it is taken back.
+    pub remaining_ms: Option<u64>,
+    pub reason: String,
+    pub rule: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct StoreStatus {
+    pub kind: String,
+    pub counters: u64,
+    pub capacity: u64,
+    /// `None` for a store without Redis.
+    pub state: Option<String>,
+    /// Age of the oldest counts that Redis does not have yet.
+    pub lag_ms: Option<u64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RuleStatus {
+    pub id: String,
+    pub scope: String,
+    pub mode: String,
+    /// Requests that this rule decided.
+    pub allowed: u64,
+    pub denied: u64,
+    /// Requests that this rule, in shadow mode, would have denied.
+    pub shadow_denied: u64,
+}
+
+/// Reads everything that has a state.
+pub struct StatusSource {
+    node: String,
+    started: Stopwatch,
+    rules: Vec<(Rule, RuleMetrics)>,
+    store: &'static str,
+    counters: Arc<MemoryStore>,
+    dataplane: Option<Arc<dyn Dataplane>>,
+    shared: Option<(SyncStatus, RedisStore)>,
+    ready: AtomicBool,
+}
+
+impl fmt::Debug for StatusSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StatusSource").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl StatusSource {
+    pub fn new(
+        config: &Config,
+        policy: &Policy,
+        metrics: &Metrics,
+        counters: Arc<MemoryStore>,
+        dataplane: Option<Arc<dyn Dataplane>>,
+        shared: Option<(SyncStatus, RedisStore)>,
+    ) -> Self {
+        Self {
+            node: config.node.id.clone(),
+            started: Stopwatch::start(),
+            rules: policy.rules.iter().map(|rule| (rule.clone(), metrics.rule(&rule.id))).collect(),
+            store: match config.store.kind {
+                StoreKind::Memory => "memory",
+                StoreKind::Redis(_) => "redis",
+            },
+            counters,
+            dataplane,
+            shared,
+            ready: AtomicBool::new(false),
+        }
+    }
+
+    /// Everything is bound and loaded, and requests are answered.
+    pub fn set_ready(&self) {
+        self.ready.store(true, Ordering::Release);
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// Redis is configured and does not answer.
+    pub fn is_degraded(&self) -> bool {
+        self.shared.as_ref().is_some_and(|(sync, _)| sync.get().state != SyncState::Connected)
+    }
+
+    pub fn read(&self) -> Status {
+        let sync = self.shared.as_ref().map(|(sync, _)| sync.get());
+        let memory = self.counters.stats();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node: self.node.clone(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            ready: self.is_ready(),
+            degraded: self.is_degraded(),
+            xdp: self.dataplane.as_deref().map(xdp),
+            store: StoreStatus {
+                kind: self.store.to_owned(),
+                counters: memory.counters as u64,
+                capacity: memory.capacity as u64,
+                state: sync.as_ref().map(|sync| sync.state.as_str().to_owned()),
+                lag_ms: sync.map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
+            },
+            rules: self.rules.iter().map(|(rule, metrics)| rule_status(rule, metrics)).collect(),
+        }
+    }
+}
+
+fn rule_status(rule: &Rule, metrics: &RuleMetrics) -> RuleStatus {
+    RuleStatus {
+        id: rule.id.to_string(),
+        scope: rule.scope.as_str().to_owned(),
+        mode: rule.mode.as_str().to_owned(),
+        allowed: metrics.decided(Kind::Allowed),
+        denied: metrics.decided(Kind::Denied) + metrics.decided(Kind::Unsatisfiable),
+        shadow_denied: metrics.shadow_denied(),
+    }
+}
+
+fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
+    let mut errors = Vec::new();
+    let mut keep = |error: DataplaneError| errors.push(error.to_string());
+    let interfaces = dataplane.interfaces().unwrap_or_else(|error| {
+        keep(error);
+        Vec::new()
+    });
+    let counters = dataplane.counters().unwrap_or_else(|error| {
+        keep(error);
+        Vec::new()
+    });
+    let millis = |remaining: Duration| u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
+    let (allow, deny): (Vec<_>, Vec<_>) = dataplane.acl().into_iter().partition(|entry| entry.list == List::Allow);
+    let entries = |listing: Vec<AclListing>| {
+        let entry = |entry: AclListing| Entry {
+            prefix: entry.prefix.to_string(),
+            remaining_ms: entry.remaining.map(millis),
+            reason: match entry.origin {
+                Origin::Policy => "policy".to_owned(),
+                Origin::Operator => "operator".to_owned(),
+            },
+            rule: None,
+        };
+        listing.into_iter().map(entry).collect()
+    };
+    let budget = |budget: BudgetListing| Entry {
+        prefix: budget.source.to_string(),
+        remaining_ms: Some(millis(budget.remaining)),
+        reason: budget.reason.map_or("unknown", BudgetReason::as_str).to_owned(),
+        rule: budget.rule.map(|rule| rule.to_string()),
+    };
+    XdpStatus {
+        interfaces: interfaces
+            .into_iter()
+            .map(|interface| InterfaceStatus {
+                name: interface.name.to_string(),
+                mode: interface.mode.as_str().to_owned(),
+                program_id: interface.program_id,
+            })
+            .collect(),
+        counters: counters
+            .into_iter()
+            .map(|counter| PacketCounter {
+                rule: counter.rule.map(|rule| rule.to_string()),
+                verdict: counter.verdict.as_str().to_owned(),
+                reason: counter.verdict.reason().to_owned(),
+                packets: counter.counter.packets,
+                bytes: counter.counter.bytes,
+            })
+            .collect(),
+        budgets: dataplane.budgets().into_iter().map(budget).collect(),
+        allow: entries(allow),
+        deny: entries(deny),
+        errors,
+    }
+}
+
+impl Source for Arc<StatusSource> {
+    fn snapshot(&self) -> Snapshot {
+        let (mut packets, mut maps) = (Vec::new(), Vec::new());
+        if let Some(dataplane) = &self.dataplane {
+            let counters = dataplane.counters().unwrap_or_else(|error| {
+                tracing::warn!(target: "limiter::dataplane", %error, "reading the packet counters failed");
+                Vec::new()
+            });
+            let counter = |counter: RuleCounter| {
+                (counter.rule.map(|rule| rule.to_string()), counter.verdict, counter.counter)
+            };
+            packets = counters.into_iter().map(counter).collect();
+            maps = dataplane.map_usage().unwrap_or_else(|error| {
+                tracing::warn!(target: "limiter::dataplane", %error, "reading the sizes of maps failed");
+                Vec::new()
+            });
+        }
+        Snapshot {
+            packets,
+            maps,
+            memory: self.counters.stats(),
+            shared: self.shared.as_ref().map(|(sync, redis)| (sync.get(), redis.calls())),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+use std::collections::HashMap;
+
+use limiter_common::sliding_window::Window;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{clock::ManualClock, store::Identity};
+
+const T0: u64 = 1_704_067_200_000_000;
+
+fn key(name: &str) -> CounterKey {
+    CounterKey { identity: Identity::User(name.into()), rule: "r".into() }
+}
+
+fn cell(name: &str, window_us: u64, ceiling: u64) -> Cell {
+    Cell { key: key(name), window: Window { window_us, ceiling }, cost: 1, enforced: true }
+}
+
+fn store(max_counters: usize, shared: bool) -> MemoryStore {
+    MemoryStore::build(Arc::new(ManualClock::at(T0)), max_counters, shared)
+}
+
+fn decide(store: &MemoryStore, now_us: u64, cells: &[Cell]) -> Outcomes {
+    store.decide(UnixMicros::new(now_us), Charge::Commit, cells)
+}
+
+fn take(store: &MemoryStore, now_us: u64, max: usize) -> Vec<OwnTotals> {
+    let mut out = Vec::new();
+    store.take_dirty(UnixMicros::new(now_us), max, &mut out);
+    out
+}
+
+/// What Redis would say if this node were alone.
+fn alone(sent: &OwnTotals) -> SharedCounts {
+    SharedCounts { counts: sent.counts, own_previous: sent.counts.previous, own_current: sent.counts.current }
+}
+
+#[test]
+fn holds_at_most_max_counters_whatever_comes() {
+    for max in [1, 10, 63, 64, 100, 1000] {
+        for shared in [false, true] {
+            let store = store(max, shared);
+            for client in 0..4 * max.max(500) {
+                // Several new counters in one request, also where only one fits.
+                let names = [format!("a{client}"), format!("b{client}"), format!("c{client}")];
+                let cells = names.each_ref().map(|name| cell(name, 60_000_000, 10));
+                assert!(decide(&store, T0, &cells).iter().all(|answer| answer.outcome == Outcome::Allowed));
+            }
+            let stats = store.stats();
+            assert!(stats.counters <= max && stats.capacity <= max, "{stats:?}");
+            assert!(stats.queued <= max, "{stats:?}");
+            assert!(stats.evicted > 0, "{stats:?}");
+            assert_eq!(stats.evicted_unconfirmed_units > 0, shared, "{stats:?}");
+        }
+    }
+}
+
+#[test]
+fn gives_up_what_has_expired_before_what_counts() {
+    let store = store(64, false);
+    for client in 0..32 {
+        decide(&store, T0, &[cell(&format!("old{client}"), 1_000_000, 10)]);
+    }
+    for client in 0..32 {
+        decide(&store, T0 + 5_000_000, &[cell(&format!("live{client}"), 60_000_000, 10)]);
+    }
+    for client in 0..32 {
+        decide(&store, T0 + 5_000_000, &[cell(&format!("new{client}"), 60_000_000, 10)]);
+    }
+    let stats = store.stats();
+    assert_eq!((stats.counters, stats.expired + stats.evicted), (64, 32));
+    assert!(stats.evicted <= 4, "{stats:?}");
+}
+
+#[test]
+fn a_flood_of_new_clients_does_not_refill_a_heavy_one() {
+    let store = store(1000, false);
+    let heavy = [cell("heavy", 60_000_000, 100)];
+    while decide(&store, T0, &heavy)[0].outcome == Outcome::Allowed {}
+    for client in 0..100_000 {
+        decide(&store, T0, &[cell(&client.to_string(), 60_000_000, 100)]);
+    }
+    assert_ne!(decide(&store, T0, &heavy)[0].outcome, Outcome::Allowed);
+}
+
+#[test]
+fn sweeps_away_what_has_expired() {
+    let store = store(100_000, false);
+    for client in 0..20_000 {
+        decide(&store, T0, &[cell(&client.to_string(), 1_000_000, 10)]);
+    }
+    let live = [cell("live", 60_000_000, 10)];
+    decide(&store, T0, &live);
+    assert_eq!(store.sweep(UnixMicros::new(T0 + 1_999_999)), 0);
+    let removed: usize = (0..SWEEPS_PER_ROUND).map(|_| store.sweep(UnixMicros::new(T0 + 2_000_000))).sum();
+    assert_eq!((removed, store.stats().counters), (20_000, 1));
+    assert_eq!(decide(&store, T0, &live)[0].remaining, 8);
+}
+
+#[test]
+fn a_denied_request_and_a_peek_create_no_counter() {
+    let store = store(100, true);
+    let never = Cell { cost: 5, ..cell("never", 1_000_000, 1) };
+    decide(&store, T0, &[cell("fresh", 1_000_000, 10), never]);
+    store.decide(UnixMicros::new(T0), Charge::Peek, &[cell("fresh", 1_000_000, 10)]);
+    assert_eq!((store.stats().counters, store.stats().queued), (0, 0));
+}
+
+#[test]
+fn a_counter_is_queued_once_and_again_after_what_was_not_confirmed() {
+    let store = store(1000, true);
+    let cells = [cell("u", 60_000_000, 100)];
+    for _ in 0..3 {
+        decide(&store, T0, &cells);
+    }
+    let sent = take(&store, T0, 10);
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].counts.current, 3);
+    assert_eq!(take(&store, T0, 10), []);
+    // More arrives while the message is under way.
+    decide(&store, T0, &cells);
+    store.apply(&sent[0], &alone(&sent[0]));
+    let sent = take(&store, T0, 10);
+    assert_eq!((sent[0].counts.current, sent[0].acknowledged_current), (4, 3));
+    // No answer: it is to be sent again, in full.
+    store.requeue(&sent[0].key);
+    let sent = take(&store, T0, 10);
+    assert_eq!(sent[0].counts.current, 4);
+    store.apply(&sent[0], &alone(&sent[0]));
+    assert_eq!(take(&store, T0, 10), []);
+    assert_eq!(store.queue_live(UnixMicros::new(T0)), 1);
+    assert_eq!(take(&store, T0 + 60_000_000, 10)[0].counts.previous, 4);
+    assert_eq!(store.queue_live(UnixMicros::new(T0 + 180_000_000)), 0);
+}
+
+#[test]
+fn takes_at_most_what_was_asked_for() {
+    let store = store(10_000, true);
+    for client in 0..100 {
+        decide(&store, T0, &[cell(&client.to_string(), 60_000_000, 100)]);
+    }
+    let (first, rest) = (take(&store, T0, 30), take(&store, T0, 100));
+    assert_eq!((first.len(), rest.len()), (30, 70));
+}
+
+#[test]
+fn totals_of_windows_that_are_over_are_counted_and_not_sent() {
+    let store = store(1000, true);
+    for _ in 0..5 {
+        decide(&store, T0, &[cell("u", 1_000_000, 100)]);
+    }
+    assert_eq!(take(&store, T0 + 2_000_000, 10), []);
+    assert_eq!(store.stats().late_units, 5);
+}
+
+#[test]
+fn others_counts_deny_here() {
+    let store = store(1000, true);
+    let cells = [cell("u", 60_000_000, 100)];
+    decide(&store, T0, &cells);
+    let sent = take(&store, T0, 10);
+    let counts = Counts { current: 100, ..sent[0].counts };
+    store.apply(&sent[0], &SharedCounts { counts, own_previous: 0, own_current: 1 });
+    assert!(matches!(decide(&store, T0, &cells)[0].outcome, Outcome::Denied { .. }));
+}
+
+/// The definition of design.md, without any of what makes the store fast.
+#[derive(Default)]
+struct Model(HashMap<CounterKey, Counts>);
+
+impl Model {
+    fn decide(&mut self, now_us: u64, charge: Charge, cells: &[Cell]) -> Vec<CellOutcome> {
+        let mut tried = self.0.clone();
+        let mut outcomes = Vec::new();
+        for cell in cells {
+            let counts = tried.entry(cell.key.clone()).or_insert(Counts {
+                index: cell.window.index(now_us),
+                previous: 0,
+                current: 0,
+            });
+            *counts = counts.at(cell.window.index(now_us));
+            let outcome = cell.window.check(counts, now_us, cell.cost);
+            if outcome == Outcome::Allowed {
+                counts.current += cell.cost;
+            }
+            outcomes.push(CellOutcome { outcome, remaining: 0, reset_us: cell.window.reset_us(counts) });
+        }
+        if charge == Charge::Commit && passes(cells, &outcomes) {
+            self.0 = tried;
+        }
+        for (cell, outcome) in cells.iter().zip(&mut outcomes) {
+            let counts = self.0.get(&cell.key).copied().unwrap_or_default().at(cell.window.index(now_us));
+            outcome.remaining = cell.window.remaining(&counts, now_us);
+        }
+        outcomes
+    }
+}
+
+prop_compose! {
+    /// A client's counters have one window each, as one rule has.
+    fn cells()(
+        picks in prop::collection::vec((0u64..6, 1u64..4, 0u64..3), 1..5),
+    ) -> Vec<Cell> {
+        picks.into_iter().map(|(client, cost, ceiling)| Cell {
+            key: key(&client.to_string()),
+            window: Window { window_us: 100 * (client + 1), ceiling: 3 + 4 * ceiling },
+            cost,
+            // The mode is the rule's, so it is one for a counter.
+            enforced: client != 5,
+        }).collect()
+    }
+}
+
+proptest! {
+    #[test]
+    fn decides_as_the_definition_does(
+        requests in prop::collection::vec((0u64..150, any::<bool>(), cells()), 1..100),
+        shared: bool,
+    ) {
+        let store = store(1000, shared);
+        let mut model = Model::default();
+        let mut now_us = T0;
+        for (pause, peek, cells) in requests {
+            now_us += pause;
+            let charge = if peek { Charge::Peek } else { Charge::Commit };
+            let outcomes = store.decide(UnixMicros::new(now_us), charge, &cells);
+            prop_assert_eq!(outcomes.to_vec(), model.decide(now_us, charge, &cells), "{:?}", cells);
+            if now_us.is_multiple_of(3) {
+                store.sweep(UnixMicros::new(now_us));
+            }
+        }
+    }
+}

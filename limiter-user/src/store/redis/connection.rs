@@ -1,0 +1,278 @@
+//! One multiplexed connection to one server, which comes back by itself.
+//!
+//! Nobody waits for a connection longer than their own deadline: attempts run in the background, one at a time, and
+//! between failed ones calls are refused at once.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value,
+    aio::MultiplexedConnection,
+};
+use tokio::sync::watch;
+
+use crate::{clock::Stopwatch, store::StoreError};
+
+/// Between attempts: doubled after each failure in a row, with up to half of it taken off at random.
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
+/// Calls in a row without an answer after which the connection is taken for dead, if it has also been silent for as long
+/// as an attempt to connect may take: a slow network must not look like a dead server.
+const TIMEOUTS_UNTIL_DEAD: u32 = 5;
+
+/// Counts connections, so that a caller can tell that it speaks through another one than before.
+pub(super) type Generation = u64;
+
+enum State {
+    Connecting,
+    Ready(MultiplexedConnection),
+    /// Not before `wait` has passed.
+    Waiting {
+        since: Stopwatch,
+        wait: Duration,
+        reason: String,
+    },
+}
+
+pub(super) struct Connection {
+    client: Client,
+    /// Address without credentials, for errors and logs.
+    name: String,
+    connect_timeout: Duration,
+    inner: Mutex<Inner>,
+    changed: watch::Sender<()>,
+    timeouts: AtomicU32,
+}
+
+struct Inner {
+    state: State,
+    generation: Generation,
+    /// Failures since the last answer, of attempts and of connections that never answered.
+    failures: u32,
+    /// Since the last answer, or since the connection was made.
+    silent: Stopwatch,
+}
+
+impl Connection {
+    pub(super) fn new(client: Client, connect_timeout: Duration) -> Arc<Self> {
+        let name = client.get_connection_info().addr().to_string();
+        let waiting =
+            State::Waiting { since: Stopwatch::start(), wait: Duration::ZERO, reason: "not connected yet".to_owned() };
+        Arc::new(Self {
+            client,
+            name,
+            connect_timeout,
+            inner: Mutex::new(Inner { state: waiting, generation: 0, failures: 0, silent: Stopwatch::start() }),
+            changed: watch::Sender::new(()),
+            timeouts: AtomicU32::new(0),
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn generation(&self) -> Generation {
+        self.inner.lock().generation
+    }
+
+    /// Sends a pipeline and waits for all of its replies, at most for `deadline`, connecting included.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        operation: &'static str,
+        pipeline: &Pipeline,
+        deadline: Duration,
+    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+        let exchange = async {
+            let (mut connection, generation) = self.ready(operation).await?;
+            let replies: RedisResult<Vec<RedisResult<Value>>> = pipeline.query_async(&mut connection).await;
+            match replies {
+                Ok(replies) => {
+                    self.answered(generation, &replies);
+                    Ok(replies)
+                }
+                Err(error) => {
+                    self.lost(generation, &error.to_string());
+                    Err(self.error(operation, &error))
+                }
+            }
+        };
+        match tokio::time::timeout(deadline, exchange).await {
+            Ok(result) => result,
+            Err(_elapsed) => {
+                self.timed_out();
+                let after_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+                Err(StoreError::Timeout { operation, store: self.name.clone(), after_ms })
+            }
+        }
+    }
+
+    /// The connection, or why there is none. Waits only while an attempt is being made.
+    async fn ready(
+        self: &Arc<Self>,
+        operation: &'static str,
+    ) -> Result<(MultiplexedConnection, Generation), StoreError> {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            {
+                let mut inner = self.inner.lock();
+                match &inner.state {
+                    State::Ready(connection) => return Ok((connection.clone(), inner.generation)),
+                    State::Waiting { since, wait, reason } if since.elapsed() < *wait => {
+                        return Err(self.unavailable(operation, reason.clone()));
+                    }
+                    State::Waiting { .. } => {
+                        inner.state = State::Connecting;
+                        let connection = Arc::clone(self);
+                        tokio::spawn(async move { connection.attempt().await });
+                    }
+                    State::Connecting => {}
+                }
+            }
+            if changed.changed().await.is_err() {
+                return Err(self.unavailable(operation, "shutting down".to_owned()));
+            }
+        }
+    }
+
+    async fn attempt(&self) {
+        // A task that is dropped in the middle must not leave `Connecting` behind for ever.
+        let mut unfinished = Unfinished { connection: self, done: false };
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(self.connect_timeout)).set_response_timeout(None);
+        let connect = self.client.get_multiplexed_async_connection_with_config(&config);
+        let result = match tokio::time::timeout(self.connect_timeout, connect).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(elapsed) => Err(format!("connecting: {elapsed}")),
+        };
+        unfinished.done = true;
+        self.timeouts.store(0, Ordering::Relaxed);
+        {
+            let mut inner = self.inner.lock();
+            match result {
+                Ok(connection) => {
+                    inner.generation += 1;
+                    inner.silent = Stopwatch::start();
+                    inner.state = State::Ready(connection);
+                }
+                Err(reason) => inner.wait(reason),
+            }
+        }
+        self.changed.send_replace(());
+    }
+
+    fn answered(&self, generation: Generation, replies: &[RedisResult<Value>]) {
+        self.timeouts.store(0, Ordering::Relaxed);
+        // A server that was demoted, restarts, or forgot who we are: there may be a better one at the same address.
+        let elsewhere = replies.iter().find_map(|reply| reply.as_ref().err().filter(|error| is_of_server(error)));
+        if let Some(error) = elsewhere {
+            self.lost(generation, &error.to_string());
+        } else {
+            let mut inner = self.inner.lock();
+            inner.failures = 0;
+            inner.silent = Stopwatch::start();
+        }
+    }
+
+    /// Gives up the connection of `generation`, if it is still in use.
+    fn lost(&self, generation: Generation, reason: &str) {
+        let mut inner = self.inner.lock();
+        if inner.generation == generation && matches!(inner.state, State::Ready(_)) {
+            inner.wait(reason.to_owned());
+        }
+    }
+
+    fn timed_out(&self) {
+        let timeouts = self.timeouts.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut inner = self.inner.lock();
+        if timeouts >= TIMEOUTS_UNTIL_DEAD
+            && inner.silent.elapsed() >= self.connect_timeout
+            && matches!(inner.state, State::Ready(_))
+        {
+            inner.wait("no answers".to_owned());
+        }
+    }
+
+    pub(super) fn error(&self, operation: &'static str, error: &RedisError) -> StoreError {
+        let store = self.name.clone();
+        let reason = error.to_string();
+        if is_misunderstanding(error) {
+            StoreError::BadReply { operation, store, reason }
+        } else {
+            StoreError::Unavailable { operation, store, reason }
+        }
+    }
+
+    fn unavailable(&self, operation: &'static str, reason: String) -> StoreError {
+        StoreError::Unavailable { operation, store: self.name.clone(), reason }
+    }
+
+    pub(super) fn bad_reply(&self, operation: &'static str, reason: String) -> StoreError {
+        StoreError::BadReply { operation, store: self.name.clone(), reason }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The client's own `Debug` may show credentials.
+        f.debug_struct("Connection").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn wait(&mut self, reason: String) {
+        // At once after a connection that worked.
+        let longest = match self.failures.min(10) {
+            0 => Duration::ZERO,
+            failures => (FIRST_BACKOFF * (1 << (failures - 1))).min(LONGEST_BACKOFF),
+        };
+        // `RandomState` is randomly keyed: enough to keep a fleet from reconnecting in step.
+        let random = RandomState::new().hash_one(self.failures);
+        let half_us = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX) / 2;
+        let wait = Duration::from_micros(half_us + random % (half_us + 1));
+        self.failures = self.failures.saturating_add(1);
+        self.state = State::Waiting { since: Stopwatch::start(), wait, reason };
+    }
+}
+
+struct Unfinished<'a> {
+    connection: &'a Connection,
+    done: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.connection.inner.lock().wait("the attempt was cancelled".to_owned());
+            self.connection.changed.send_replace(());
+        }
+    }
+}
+
+/// Whether it is the server that is the wrong one, or not able now.
+fn is_of_server(error: &RedisError) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) | ErrorKind::AuthenticationFailed
+    ) || error.code() == Some("NOAUTH")
+}
+
+/// Whether asking again, or another server, would not help: the call or the reply is wrong.
+fn is_misunderstanding(error: &RedisError) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Server(ServerErrorKind::ResponseError | ServerErrorKind::CrossSlot | ServerErrorKind::NoScript)
+            | ErrorKind::Parse
+            | ErrorKind::UnexpectedReturnType
+    )
+}

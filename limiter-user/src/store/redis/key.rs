@@ -1,0 +1,124 @@
+//! Names of counters in Redis: `rl:{<scope>:<identity>}:<rule>`.
+//!
+//! The braces are a Redis Cluster hash tag: all counters of one identity are in one slot. Names are injective: no two
+//! counters share one, whatever a client sends. An identity cannot contain `}`, so the first one ends it; a scope
+//! cannot contain `:`, so the first one ends that.
+//!
+//! The names are a format that other nodes and operators rely on. The golden test fails when they change.
+
+use std::{fmt::Write as _, net::IpAddr};
+
+use crate::store::{CounterKey, Identity};
+
+/// Name of a counter.
+pub fn redis_key(key: &CounterKey) -> String {
+    let mut name = String::with_capacity(64);
+    name.push_str("rl:{");
+    name.push_str(key.identity.scope().as_str());
+    name.push(':');
+    match &key.identity {
+        Identity::User(user) => push_encoded(&mut name, user),
+        Identity::Key(id) => {
+            for byte in id.0 {
+                push_hex(&mut name, byte);
+            }
+        }
+        // Text form; the colons of IPv6 are inside the braces and end nothing.
+        Identity::Ip(ip) => push_ip(&mut name, ip),
+        Identity::Global => name.push_str("all"),
+    }
+    name.push_str("}:");
+    push_encoded(&mut name, &key.rule);
+    name
+}
+
+/// Percent-encodes every byte but `A-Z a-z 0-9 _ . - @ + = ~`.
+fn push_encoded(name: &mut String, text: &str) {
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'@' | b'+' | b'=' | b'~' => {
+                name.push(char::from(byte));
+            }
+            _ => {
+                name.push('%');
+                push_hex(name, byte);
+            }
+        }
+    }
+}
+
+fn push_hex(name: &mut String, byte: u8) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for digit in [byte >> 4, byte & 0xf] {
+        name.push(char::from(DIGITS[usize::from(digit)]));
+    }
+}
+
+fn push_ip(name: &mut String, ip: &IpAddr) {
+    // Writing to a string cannot fail.
+    let written = write!(name, "{ip}");
+    debug_assert!(written.is_ok());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::store::ApiKeyId;
+
+    fn name(identity: Identity, rule: &str) -> String {
+        redis_key(&CounterKey { identity, rule: rule.into() })
+    }
+
+    #[test]
+    fn names_are_these_bytes() {
+        let user = |user: &str| Identity::User(user.into());
+        let key: [u8; 16] = std::array::from_fn(|byte| u8::try_from(byte * 17).unwrap());
+        for (identity, rule, expected) in [
+            (user("u_1"), "login", "rl:{user:u_1}:login"),
+            (user("anna@example.org"), "search-v2", "rl:{user:anna@example.org}:search-v2"),
+            (user("a:b}{%c\0\n"), "login", "rl:{user:a%3ab%7d%7b%25c%00%0a}:login"),
+            (user("жук"), "login", "rl:{user:%d0%b6%d1%83%d0%ba}:login"),
+            (user(""), "login", "rl:{user:}:login"),
+            (Identity::Key(ApiKeyId(key)), "login", "rl:{key:00112233445566778899aabbccddeeff}:login"),
+            (Identity::Ip("203.0.113.7".parse().unwrap()), "login", "rl:{ip:203.0.113.7}:login"),
+            (Identity::Ip("2001:db8:0:1::".parse().unwrap()), "login", "rl:{ip:2001:db8:0:1::}:login"),
+            (Identity::Global, "login", "rl:{global:all}:login"),
+            (Identity::Global, "a:b c", "rl:{global:all}:a%3ab%20c"),
+        ] {
+            assert_eq!(name(identity, rule), expected);
+        }
+    }
+
+    fn identities() -> impl Strategy<Value = Identity> {
+        prop_oneof![
+            "[a:{}%0-9\\PC\0]{0,6}".prop_map(|user| Identity::User(user.into())),
+            any::<[u8; 16]>().prop_map(|id| Identity::Key(ApiKeyId(id))),
+            any::<IpAddr>().prop_map(Identity::Ip),
+            Just(Identity::Global),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn no_two_counters_share_a_name(
+            keys in prop::collection::vec((identities(), "[a:{}%7d]{0,4}"), 2..64),
+        ) {
+            let mut seen = HashMap::new();
+            for (identity, rule) in keys {
+                let key = CounterKey { identity, rule: rule.as_str().into() };
+                let name = redis_key(&key);
+                prop_assert!(name.bytes().all(|byte| byte.is_ascii_graphic()), "{name}");
+                // The hash tag is what is between the first `{` and the first `}` after it.
+                let tag = name.split_once('{').unwrap().1.split_once('}').unwrap().0;
+                prop_assert!(tag.starts_with(key.identity.scope().as_str()), "{name}");
+                if let Some(other) = seen.insert(name.clone(), key.clone()) {
+                    prop_assert_eq!(other, key, "{}", name);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Shares the counters in memory with other nodes, in the background.
+//!
+//! Every interval the worker sends this node's totals of all counters that changed, and takes back what all nodes
+//! together have. Totals, not differences: a batch that arrived though its answer did not is simply sent again.
+//!
+//! Architecture invariant: no request waits for the worker, and it holds nothing that grows but one batch: what is to
+//! be sent is in the memory store, which is bounded.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use self::offset::OffsetBounds;
+use super::{
+    StoreError,
+    counter::OwnTotals,
+    memory::MemoryStore,
+    redis::{RedisStore, SyncReply},
+};
+use crate::clock::{Clock, SharedClock, Stopwatch};
+
+mod offset;
+
+/// Changes of the clock's offset from here on are counted and logged.
+const STEP_US: u64 = 100_000;
+
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct SyncConfig {
+    pub interval: Duration,
+    /// Counters in one pipeline.
+    pub batch: usize,
+    /// How long one pipeline may take. Longer than a request would wait: nobody waits for it.
+    pub batch_deadline: Duration,
+    /// With nothing to send, the time between two questions for Redis' clock.
+    pub idle: Duration,
+}
+
+impl Default for SyncConfig {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_millis(50),
+            batch: 512,
+            batch_deadline: Duration::from_millis(100),
+            idle: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Whether the counters are shared at present.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyncState {
+    /// Redis has not answered yet.
+    #[default]
+    Starting,
+    Connected,
+    /// Requests are decided from what this node knows.
+    Degraded,
+}
+
+impl SyncState {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Connected => "connected",
+            Self::Degraded => "degraded",
+        }
+    }
+}
+
+/// A snapshot of how sharing goes.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct SyncStats {
+    pub state: SyncState,
+    /// Age of the oldest counts that Redis has not confirmed.
+    pub lag: Duration,
+    /// Time since Redis last answered.
+    pub last_success: Option<Duration>,
+    /// How far Redis' clock is ahead of this host's.
+    pub clock_offset_us: i64,
+    /// Times that the offset changed by more than 100 ms.
+    pub clock_steps: u64,
+    pub batches: u64,
+    /// Counters that were sent, and those in the last batch.
+    pub counters_sent: u64,
+    pub last_batch: usize,
+    pub failed_rounds: u64,
+    /// Counters that Redis refused or answered unintelligibly.
+    pub refused_counters: u64,
+    /// Counters that Redis knew less of than it had confirmed.
+    pub lost_counters: u64,
+    /// Times that Redis was found empty or another one, and everything live was sent again.
+    pub refills: u64,
+    /// Totals of windows that had not begun by Redis' clock.
+    pub ahead: u64,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    stats: SyncStats,
+    pending_since: Option<Stopwatch>,
+    last_success: Option<Stopwatch>,
+}
+
+/// Where others read how sharing goes.
+#[derive(Clone, Debug, Default)]
+pub struct SyncStatus(Arc<Mutex<Progress>>);
+
+impl SyncStatus {
+    pub fn get(&self) -> SyncStats {
+        let progress = self.0.lock();
+        SyncStats {
+            lag: progress.pending_since.map_or(Duration::ZERO, |since| since.elapsed()),
+            last_success: progress.last_success.map(|since| since.elapsed()),
+            ..progress.stats.clone()
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct SyncWorker {
+    memory: Arc<MemoryStore>,
+    redis: RedisStore,
+    clock: Arc<SharedClock>,
+    config: SyncConfig,
+    /// Random for each start: a node that starts again begins its totals at 0.
+    node_tag: u32,
+    status: SyncStatus,
+    server: Server,
+    clock_is_set: bool,
+    batch: Vec<OwnTotals>,
+    /// Counters still to be sent of a refill, while losses say nothing new.
+    refilling: usize,
+}
+
+/// The server that has what this node sent.
+#[derive(Debug, Default)]
+struct Server {
+    generation: u64,
+    run_id: Option<String>,
+}
+
+impl SyncWorker {
+    /// `memory` should be [`MemoryStore::shared`] and take its time from `clock`.
+    pub fn new(memory: Arc<MemoryStore>, redis: RedisStore, clock: Arc<SharedClock>, config: SyncConfig) -> Self {
+        let random = RandomState::new().hash_one("node tag");
+        Self {
+            memory,
+            redis,
+            clock,
+            config: SyncConfig { batch: config.batch.max(1), ..config },
+            node_tag: u32::try_from(random >> 32).unwrap_or(0),
+            status: SyncStatus::default(),
+            server: Server::default(),
+            clock_is_set: false,
+            batch: Vec::new(),
+            refilling: 0,
+        }
+    }
+
+    pub fn status(&self) -> SyncStatus {
+        self.status.clone()
+    }
+
+    /// Shares until `shutdown`, and then what is left, as long as Redis answers, for at most one second.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let mut ticks = tokio::time::interval(self.config.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                _ = ticks.tick() => {}
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => {
+                    // The round was cut off: what it had sent may not have arrived.
+                    self.requeue_batch();
+                    break;
+                }
+                () = self.round() => {}
+            }
+        }
+        self.flush(Duration::from_secs(1)).await;
+    }
+
+    /// Sends what is queued, for at most `deadline`. Returns whether everything was confirmed.
+    pub async fn flush(&mut self, deadline: Duration) -> bool {
+        let watch = Stopwatch::start();
+        while self.memory.stats().queued > 0 && watch.elapsed() < deadline {
+            let failures = self.status.0.lock().stats.failed_rounds;
+            self.round().await;
+            if self.status.0.lock().stats.failed_rounds != failures {
+                return false;
+            }
+        }
+        self.memory.stats().queued == 0
+    }
+
+    /// One exchange with Redis: everything that was queued when it began.
+    pub async fn round(&mut self) {
+        let start = Stopwatch::start();
+        if self.memory.stats().queued > 0 {
+            self.status.0.lock().pending_since.get_or_insert(start);
+        }
+        match self.exchange().await {
+            Ok(()) => {
+                // What is queued by now is younger than the round.
+                let pending = self.memory.stats().queued > 0;
+                self.status.0.lock().pending_since = pending.then_some(start);
+            }
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    async fn exchange(&mut self) -> Result<(), StoreError> {
+        let (state, idle) = {
+            let progress = self.status.0.lock();
+            let idle = progress.last_success.is_none_or(|last| last.elapsed() >= self.config.idle);
+            (progress.stats.state, idle)
+        };
+        // Before the first totals, whose windows are Redis'; and while Redis is away, since a probe costs less than a
+        // batch.
+        if !self.clock_is_set || state != SyncState::Connected || idle {
+            self.ask_time().await?;
+        }
+        if self.redis.generation() != self.server.generation {
+            self.meet_server().await;
+        }
+        let mut left = self.memory.stats().queued;
+        while left > 0 {
+            let take = left.min(self.config.batch);
+            self.batch.clear();
+            self.memory.take_dirty(self.clock.now(), take, &mut self.batch);
+            if self.batch.is_empty() {
+                break;
+            }
+            left -= take;
+            self.send_batch().await?;
+        }
+        Ok(())
+    }
+
+    async fn ask_time(&mut self) -> Result<(), StoreError> {
+        let start = self.clock.local();
+        let now_us = self.redis.time_us(self.config.batch_deadline).await?;
+        let mut bounds = OffsetBounds::default();
+        bounds.narrow(now_us, start, self.clock.local());
+        self.set_clock(&bounds);
+        self.answered();
+        Ok(())
+    }
+
+    /// A new connection may lead to a server that knows nothing: one that was restarted, or another one.
+    async fn meet_server(&mut self) {
+        let generation = self.redis.generation();
+        let run_id = self.redis.run_id(self.config.batch_deadline).await;
+        let met_before = self.server.generation != 0;
+        let same = run_id.is_some() && run_id == self.server.run_id;
+        self.server = Server { generation, run_id };
+        if met_before && !same {
+            self.refill("redis was restarted or replaced");
+        }
+    }
+
+    async fn send_batch(&mut self) -> Result<(), StoreError> {
+        let start = self.clock.local();
+        let result = self.redis.exchange(self.node_tag, &self.batch, self.config.batch_deadline).await;
+        let end = self.clock.local();
+        let replies = match result {
+            Ok(replies) => replies,
+            Err(error) => {
+                self.requeue_batch();
+                return Err(error);
+            }
+        };
+        let sent = self.batch.len();
+        let mut bounds = OffsetBounds::default();
+        let mut seen = Seen::default();
+        let mut refusal = None;
+        for (totals, reply) in self.batch.drain(..).zip(replies) {
+            match reply {
+                Ok(reply) => {
+                    bounds.narrow(reply.now_us, start, end);
+                    seen.known += u64::from(totals.acknowledged_current > 0);
+                    seen.lost += u64::from(is_lost(&totals, &reply));
+                    if reply.ahead {
+                        seen.ahead += 1;
+                        self.memory.requeue(&totals.key);
+                    } else {
+                        self.memory.apply(&totals, &reply.shared);
+                    }
+                }
+                Err(error) => {
+                    seen.refused += 1;
+                    self.memory.requeue(&totals.key);
+                    refusal = Some(error);
+                }
+            }
+        }
+        let refilling = self.refilling > 0;
+        self.refilling = self.refilling.saturating_sub(sent);
+        self.set_clock(&bounds);
+        {
+            let stats = &mut self.status.0.lock().stats;
+            stats.batches += 1;
+            stats.counters_sent += sent as u64;
+            stats.last_batch = sent;
+            stats.refused_counters += seen.refused;
+            stats.ahead += seen.ahead;
+            stats.lost_counters += seen.lost;
+        }
+        match refusal {
+            // Nothing went through: the server is not able, whatever is wrong with single counters.
+            Some(error) if seen.refused == sent as u64 => return Err(error),
+            Some(error) => {
+                tracing::debug!(target: "limiter::store", %error, refused = seen.refused, "counters refused")
+            }
+            None => {}
+        }
+        self.answered();
+        // One key may have been evicted; many at once were flushed. What is sent again says nothing new.
+        if !refilling && seen.lost > 0 && seen.lost * 2 >= seen.known {
+            self.refill("redis has lost counters");
+        }
+        Ok(())
+    }
+
+    fn refill(&mut self, reason: &'static str) {
+        self.refilling = self.memory.queue_live(self.clock.now());
+        self.status.0.lock().stats.refills += 1;
+        tracing::warn!(target: "limiter::store", counters = self.refilling, "{reason}: sending all live counters again");
+    }
+
+    fn requeue_batch(&mut self) {
+        for totals in self.batch.drain(..) {
+            self.memory.requeue(&totals.key);
+        }
+    }
+
+    fn set_clock(&mut self, bounds: &OffsetBounds) {
+        let before = self.clock.offset_us();
+        let Some(offset_us) = bounds.correct(self.clock_is_set.then_some(before)) else { return };
+        self.clock.set_offset_us(offset_us);
+        let step = offset_us.abs_diff(before) >= STEP_US;
+        if step {
+            tracing::warn!(
+                target: "limiter::store",
+                offset_ms = offset_us / 1000,
+                before_ms = before / 1000,
+                "redis' clock and this host's moved apart; windows follow redis"
+            );
+        }
+        self.clock_is_set = true;
+        let stats = &mut self.status.0.lock().stats;
+        stats.clock_offset_us = offset_us;
+        stats.clock_steps += u64::from(step);
+    }
+
+    fn answered(&self) {
+        let mut progress = self.status.0.lock();
+        progress.last_success = Some(Stopwatch::start());
+        if progress.stats.state != SyncState::Connected {
+            progress.stats.state = SyncState::Connected;
+            drop(progress);
+            tracing::info!(target: "limiter::store", redis = self.redis.name(), "sharing counters");
+        }
+    }
+
+    fn failed(&self, error: &StoreError) {
+        let mut progress = self.status.0.lock();
+        progress.stats.failed_rounds += 1;
+        if progress.stats.state != SyncState::Degraded {
+            progress.stats.state = SyncState::Degraded;
+            drop(progress);
+            tracing::warn!(target: "limiter::store", %error, "not sharing counters, deciding from what this node knows");
+        }
+    }
+}
+
+/// What one batch showed.
+#[derive(Default)]
+struct Seen {
+    refused: u64,
+    ahead: u64,
+    /// Counters of which Redis had confirmed something before, and those of which it knew less.
+    known: u64,
+    lost: u64,
+}
+
+fn is_lost(totals: &OwnTotals, reply: &SyncReply) -> bool {
+    reply.known.is_some_and(|known| known < totals.acknowledged_current)
+}

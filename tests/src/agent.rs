@@ -1,0 +1,175 @@
+//! The real binary, started with a configuration of the test's own.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+use crate::{
+    eventually::until,
+    http::{self, Address, Response},
+};
+
+/// Start and stop of an agent, on a machine that is busy with other tests.
+pub const START: Duration = Duration::from_secs(20);
+
+/// The binary that `cargo xtask build` made.
+pub fn binary() -> PathBuf {
+    std::env::var_os("LIMITER_BIN").expect("LIMITER_BIN is not set: run the tests with \"cargo xtask test\"").into()
+}
+
+/// A folder with configuration, policy and sockets; removed when dropped.
+#[derive(Debug)]
+pub struct Setup {
+    folder: TempDir,
+}
+
+impl Setup {
+    /// `configuration` is what follows the tables `[api]` and `[policy]`, which are the harness's: sockets in the
+    /// folder, and `policy` beside them.
+    pub fn new(configuration: &str, policy: &str) -> Self {
+        let folder = TempDir::new().expect("a folder");
+        let setup = Self { folder };
+        setup.write("policy.toml", policy);
+        let path = |name: &str| setup.path(name).display().to_string();
+        let configuration = format!(
+            "[api]\nhttp = \"unix:{}\"\nadmin = \"unix:{}\"\n[policy]\nfile = \"policy.toml\"\n{configuration}",
+            path("http.sock"),
+            path("admin.sock"),
+        );
+        setup.write("limiter.toml", &configuration);
+        setup
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).expect("writing a file of the test");
+    }
+
+    /// A command of the binary with this configuration.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.args(arguments).arg("--config").arg(self.path("limiter.toml")).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command of the binary to its end.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("running the binary")
+    }
+
+    /// Adds an API key, and gives it as it was printed.
+    pub fn add_key(&self, client: &str, plan: &str) -> String {
+        let output = self.run(&["keys", "add", "--client", client, "--plan", plan]);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text").trim().to_owned()
+    }
+
+    pub fn http(&self) -> Address {
+        Address::Unix(self.path("http.sock"))
+    }
+
+    pub fn admin(&self) -> Address {
+        Address::Unix(self.path("admin.sock"))
+    }
+
+    /// Starts the agent without waiting for it.
+    pub fn spawn(&self) -> Agent<'_> {
+        let log = File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let child = self.command(&["run"]).stdout(Stdio::null()).stderr(log).spawn().expect("starting the agent");
+        Agent { child, setup: self }
+    }
+
+    /// Starts the agent and waits until it is ready.
+    pub fn start(&self) -> Agent<'_> {
+        let mut agent = self.spawn();
+        until("the agent is ready", START, || {
+            assert!(agent.child.try_wait().expect("a child").is_none(), "the agent ended:\n{}", self.log());
+            http::get(&self.admin(), "/readyz", &[]).ok().filter(|response| response.status == 200)
+        });
+        agent
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+/// A running agent, killed when dropped.
+#[derive(Debug)]
+pub struct Agent<'a> {
+    child: Child,
+    setup: &'a Setup,
+}
+
+impl Agent<'_> {
+    pub fn setup(&self) -> &Setup {
+        self.setup
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// `/v1/check` with the given headers.
+    pub fn check(&self, headers: &[(&str, &str)]) -> Response {
+        http::get(&self.setup.http(), "/v1/check", headers).expect("an answer")
+    }
+
+    /// `/v1/decide` with one question.
+    pub fn decide(&self, question: serde_json::Value) -> serde_json::Value {
+        let response = http::post(&self.setup.http(), "/v1/decide", &question).expect("an answer");
+        assert_eq!(response.status, 200, "{response:?}");
+        response.json()
+    }
+
+    pub fn status(&self) -> serde_json::Value {
+        http::get(&self.setup.admin(), "/v1/status", &[]).expect("an answer").json()
+    }
+
+    /// Value of a metric, given with its labels as it is exposed; 0 when it is not there.
+    pub fn metric(&self, series: &str) -> f64 {
+        let text = http::get(&self.setup.admin(), "/metrics", &[]).expect("an answer").body;
+        let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or_default()
+    }
+
+    /// `kill -9`: no chance to clean up.
+    pub fn kill(mut self) {
+        self.child.kill().expect("killing the agent");
+        self.child.wait().expect("the agent ends");
+    }
+
+    /// Asks the agent to stop, and waits until it has.
+    pub fn stop(mut self) -> ExitStatus {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"));
+        kill(pid, Signal::SIGTERM).expect("a signal");
+        until("the agent stops", START, || self.child.try_wait().expect("a child"))
+    }
+}
+
+impl Drop for Agent<'_> {
+    fn drop(&mut self) {
+        // Already ended when `kill` or `stop` was called.
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            drop(self.child.kill());
+            drop(self.child.wait());
+        }
+    }
+}
+
+/// Whether a file is there; for conditions.
+pub fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}

@@ -1,0 +1,137 @@
+//! A real `redis-server` on a free port, with its files in a temporary folder; killed when dropped.
+
+use std::{
+    net::{Ipv4Addr, TcpListener},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use redis::{FromRedisValue, aio::MultiplexedConnection};
+use tempfile::TempDir;
+
+use crate::eventually::eventually;
+
+#[derive(Debug)]
+pub struct RedisServer {
+    folder: TempDir,
+    port: u16,
+    arguments: Vec<String>,
+    child: Child,
+}
+
+impl RedisServer {
+    pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// With more arguments for `redis-server`, e.g. `["--requirepass", "hunter2"]`.
+    pub async fn start_with(arguments: &[&str]) -> Self {
+        let folder = TempDir::new().expect("a temporary folder");
+        let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        let port = free_port();
+        let child = spawn(&folder, port, &arguments).expect("redis-server");
+        let server = Self { folder, port, arguments, child };
+        server.until_it_answers().await;
+        server
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `kill -9`, and nothing is kept.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill redis-server");
+        self.child.wait().expect("redis-server to end");
+    }
+
+    /// Starts again, empty, at the same address.
+    pub async fn restart(&mut self) {
+        self.kill();
+        self.child = spawn(&self.folder, self.port, &self.arguments).expect("redis-server");
+        self.until_it_answers().await;
+    }
+
+    /// The process stands still: connections stay, answers do not come.
+    pub fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    pub fn thaw(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("a process id");
+        kill(Pid::from_raw(pid), signal).expect("signal redis-server");
+    }
+
+    /// A connection of the test's own, to look from outside.
+    pub async fn connection(&self) -> MultiplexedConnection {
+        let client = redis::Client::open(self.url()).expect("a valid address");
+        client.get_multiplexed_async_connection().await.expect("a connection")
+    }
+
+    /// Runs one command, given as words.
+    pub async fn run<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let mut command = redis::cmd(words[0]);
+        for word in &words[1..] {
+            command.arg(*word);
+        }
+        let result = command.query_async(&mut self.connection().await).await;
+        result.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    async fn until_it_answers(&self) {
+        eventually(Duration::from_secs(10), async || {
+            let stream = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).await?;
+            // Any answer will do; with a password it is NOAUTH.
+            stream.writable().await?;
+            stream.try_write(b"PING\r\n")?;
+            stream.readable().await?;
+            let mut answer = [0; 7];
+            match stream.try_read(&mut answer)? {
+                0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+                _ => Ok::<(), std::io::Error>(()),
+            }
+        })
+        .await;
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
+
+fn spawn(folder: &TempDir, port: u16, arguments: &[String]) -> Result<Child> {
+    Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
+        .args(["--save", "", "--appendonly", "no", "--enable-debug-command", "yes"])
+        .arg("--dir")
+        .arg(folder.path())
+        .args(["--logfile", "redis.log"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .context("start redis-server: is it installed?")
+}

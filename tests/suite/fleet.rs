@@ -1,0 +1,145 @@
+//! Several agents and one real redis-server.
+
+use std::time::{Duration, Instant};
+
+use limiter_tests::{
+    agent::{Agent, Setup},
+    eventually::until,
+    redis_server::RedisServer,
+};
+use serde_json::json;
+
+const WAIT: Duration = Duration::from_secs(20);
+
+const POLICY: &str = "[[rules]]\nid = \"per-user\"\nscope = \"user\"\nlimit = 20\nwindow = \"1h\"\n";
+
+fn node(name: &str, redis: &RedisServer) -> Setup {
+    Setup::new(&format!("[node]\nid = \"{name}\"\n[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"{}\"]\n", redis.url()), POLICY)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn remaining(agent: &Agent<'_>, user: &str) -> u64 {
+    agent.decide(json!({ "user": user, "peek": true }))["remaining"].as_u64().expect("a rule applies")
+}
+
+fn use_one(agent: &Agent<'_>, user: &str) -> bool {
+    agent.decide(json!({ "user": user }))["allowed"] == json!(true)
+}
+
+/// What Redis has of a counter is what both agents say.
+fn agree(agents: [&Agent<'_>; 2], user: &str, left: u64) {
+    until("both agents know of both", WAIT, || {
+        // A peek shares nothing, so each agent uses one first where needed; here both have.
+        let seen = agents.map(|agent| remaining(agent, user));
+        (seen == [left; 2]).then_some(())
+    });
+}
+
+#[test]
+fn a_key_used_on_two_agents_is_limited_as_one() {
+    let runtime = runtime();
+    let redis = runtime.block_on(RedisServer::start());
+    let (a, b) = (node("a", &redis), node("b", &redis));
+    let (a, b) = (a.start(), b.start());
+    for _ in 0..8 {
+        assert!(use_one(&a, "u_1"));
+    }
+    assert!(use_one(&b, "u_1"));
+    // The next exchange of each, after it has something to say, brings the other's counts.
+    let mut used = 9;
+    until("b knows what a has admitted", WAIT, || {
+        if remaining(&b, "u_1") == 20 - used {
+            return Some(());
+        }
+        None
+    });
+    while use_one(&b, "u_1") {
+        used += 1;
+    }
+    assert_eq!(used, 20, "together they admit the limit");
+    until("a knows what b has admitted", WAIT, || if use_one(&a, "u_1") { used += 1; None } else { Some(()) });
+    // What a admitted before it heard of b is within one interval.
+    assert!(used <= 40, "{used}");
+    assert!(use_one(&a, "u_2"), "another user is another counter");
+
+    let (keys, ttls) = runtime.block_on(async {
+        let keys: Vec<String> = redis.run(&["KEYS", "*"]).await;
+        let mut ttls = Vec::new();
+        for key in &keys {
+            ttls.push(redis.run::<i64>(&["PTTL", key]).await);
+        }
+        (keys, ttls)
+    });
+    assert!(keys.contains(&"rl:{user:u_1}:per-user".to_owned()), "{keys:?}");
+    assert!(ttls.iter().all(|ttl| (1..=2 * 3_600_000).contains(ttl)), "{keys:?} {ttls:?}");
+}
+
+#[test]
+fn redis_dies_and_comes_back_empty_and_every_request_is_answered_in_time() {
+    let runtime = runtime();
+    let mut redis = runtime.block_on(RedisServer::start());
+    let (a, b) = (node("a", &redis), node("b", &redis));
+    let (a, b) = (a.start(), b.start());
+    for _ in 0..3 {
+        assert!(use_one(&a, "u_1") && use_one(&b, "u_1"));
+    }
+    agree([&a, &b], "u_1", 14);
+
+    redis.kill();
+    let mut slowest = Duration::ZERO;
+    for request in 0..400 {
+        let started = Instant::now();
+        let allowed = a.decide(json!({ "user": format!("away-{}", request % 100) }))["allowed"].clone();
+        slowest = slowest.max(started.elapsed());
+        assert_eq!(allowed, json!(true));
+    }
+    // Generous: two cores, and other tests beside this one. A request that waited for Redis would take seconds.
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    until("the agent says that it is degraded", WAIT, || (a.status()["degraded"] == json!(true)).then_some(()));
+    assert!(use_one(&a, "u_1"));
+    assert_eq!(remaining(&a, "u_1"), 13, "what was known stays known");
+
+    runtime.block_on(redis.restart());
+    until("both are connected", WAIT, || {
+        [&a, &b].iter().all(|agent| agent.status()["degraded"] == json!(false)).then_some(())
+    });
+    agree([&a, &b], "u_1", 13);
+    let kept = runtime.block_on(async { redis.run::<Vec<String>>(&["KEYS", "rl:{user:away-*"]).await });
+    assert_eq!(kept.len(), 100, "what was admitted meanwhile is shared afterwards");
+}
+
+#[test]
+fn an_agent_starts_without_redis_and_says_so() {
+    let runtime = runtime();
+    let mut redis = runtime.block_on(RedisServer::start());
+    redis.kill();
+    let setup = node("a", &redis);
+    let agent = setup.start();
+    assert_eq!(agent.status()["degraded"], json!(true));
+    let allowed = (0..30).filter(|_| use_one(&agent, "u_1")).count();
+    assert_eq!(allowed, 20, "limits hold from what the node itself knows");
+    runtime.block_on(redis.restart());
+    until("the agent has found Redis", WAIT, || (agent.status()["degraded"] == json!(false)).then_some(()));
+    let found = until("the counts are shared", WAIT, || {
+        let keys: Vec<String> = runtime.block_on(async { redis.run(&["KEYS", "*"]).await });
+        (!keys.is_empty()).then_some(keys)
+    });
+    assert_eq!(found, ["rl:{user:u_1}:per-user"]);
+}
+
+#[test]
+fn a_graceful_stop_hands_over_what_redis_does_not_have() {
+    let runtime = runtime();
+    let redis = runtime.block_on(RedisServer::start());
+    let (a, b) = (node("a", &redis), node("b", &redis));
+    let agent = a.start();
+    for _ in 0..20 {
+        assert!(use_one(&agent, "u_1"));
+    }
+    assert!(agent.stop().success());
+    let agent = b.start();
+    until("the counts of the first are known", WAIT, || if use_one(&agent, "u_1") { None } else { Some(()) });
+}

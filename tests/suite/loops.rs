@@ -1,0 +1,261 @@
+//! Both layers together, over veth: what the agent decides, the kernel enforces.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use limiter_tests::{
+    agent::{Agent, Setup},
+    eventually::until,
+    gateway::Gateway,
+    http::{self, Address, Connection},
+    netns::{CLIENT_V4, CLIENT_V6, GATEWAY_V4, GATEWAY_V6, INTERFACE, TestNet},
+};
+use serde_json::Value;
+
+const WAIT: Duration = Duration::from_secs(15);
+/// Long enough for an answer over veth on a busy machine, short enough to see that there is none.
+const SILENCE: Duration = Duration::from_millis(700);
+
+const ADDRESS_POLICY: &str = "[[rules]]\nid = \"per-address\"\nscope = \"ip\"\nlimit = 5\nwindow = \"2s\"\n";
+
+fn setup(net: &TestNet, mode: &str, more: &str, policy: &str) -> Setup {
+    let pin_dir = net.pin_dir().display();
+    let xdp = format!(
+        "[xdp]\ninterfaces = [\"{INTERFACE}\"]\nmode = \"{mode}\"\nprotect = [\"tcp/80\", \"udp/80\"]\npin_dir = \"{pin_dir}\"\nmax_sources = 65536\n{more}"
+    );
+    Setup::new(&xdp, policy)
+}
+
+fn start<'a>(net: &TestNet, setup: &'a Setup) -> Agent<'a> {
+    net.gateway(|| setup.start())
+}
+
+fn serve(net: &TestNet, setup: &Setup, address: IpAddr) -> Gateway {
+    net.gateway(|| Gateway::start(SocketAddr::new(address, 80), setup.http())).expect("a gateway")
+}
+
+/// A request of its own connection; `None` when nothing comes back.
+fn ask(net: &TestNet, from: IpAddr, gateway: &Gateway) -> Option<u16> {
+    let address = Address::TcpFrom(from, gateway.address());
+    let response = net.client(|| Connection::open_within(&address, SILENCE)?.request("GET", "/", &[], ""));
+    response.ok().map(|response| response.status)
+}
+
+fn dropped(agent: &Agent<'_>, reason: &str) -> u64 {
+    let status = agent.status();
+    let counters = status["xdp"]["counters"].as_array().cloned().unwrap_or_default();
+    let counters = counters.iter().filter(|counter| counter["verdict"] == "drop" && counter["reason"] == reason);
+    counters.filter_map(|counter| counter["packets"].as_u64()).sum()
+}
+
+fn budgets(agent: &Agent<'_>) -> Vec<Value> {
+    agent.status()["xdp"]["budgets"].as_array().cloned().unwrap_or_default()
+}
+
+#[test]
+fn a_denied_address_is_dropped_until_its_retry_after_and_then_served_again() {
+    for (client, server) in [(CLIENT_V4[0], GATEWAY_V4), (CLIENT_V6[1], GATEWAY_V6)] {
+        let net = TestNet::new();
+        let setup = setup(&net, "auto", "", ADDRESS_POLICY);
+        let agent = start(&net, &setup);
+        let gateway = serve(&net, &setup, server);
+        let bystander = if client.is_ipv4() { CLIENT_V4[1] } else { CLIENT_V6[0] };
+
+        for request in 0..5 {
+            assert_eq!(ask(&net, client, &gateway), Some(200), "request {request}");
+        }
+        assert_eq!(ask(&net, client, &gateway), Some(429));
+        let budget = until("the block is written", WAIT, || budgets(&agent).pop());
+        assert_eq!((&budget["reason"], &budget["rule"]), (&"address_over_limit".into(), &"per-address".into()));
+        let remaining = Duration::from_millis(budget["remaining_ms"].as_u64().expect("a deadline"));
+        assert!(remaining <= Duration::from_secs(4), "{budget}");
+        assert_eq!(ask(&net, client, &gateway), None, "the kernel drops");
+        assert!(dropped(&agent, "blocked") > 0);
+        assert_eq!(ask(&net, bystander, &gateway), Some(200), "another address is not touched");
+
+        until("the kernel itself ends the block", WAIT, || ask(&net, client, &gateway).filter(|status| *status == 200));
+        assert_eq!(agent.metric("limiter_pushes_total{reason=\"address_over_limit\",result=\"ok\"}"), 1.0);
+        assert!(agent.stop().success());
+    }
+}
+
+#[test]
+fn the_port_of_ssh_is_never_touched() {
+    let net = TestNet::new();
+    let setup = setup(&net, "auto", "", "");
+    let agent = start(&net, &setup);
+    let gateway = serve(&net, &setup, GATEWAY_V4);
+    let ssh = net.gateway(|| TcpListener::bind(SocketAddr::new(GATEWAY_V4, 22))).expect("a listener");
+    let client = CLIENT_V4[0];
+
+    assert!(setup.run(&["block", &client.to_string()]).status.success());
+    assert_eq!(ask(&net, client, &gateway), None);
+    net.client(|| Connection::open_within(&Address::TcpFrom(client, SocketAddr::new(GATEWAY_V4, 22)), WAIT))
+        .expect("port 22 answers");
+    drop(ssh);
+    assert!(dropped(&agent, "denied") > 0);
+    assert!(setup.run(&["unblock", &client.to_string()]).status.success());
+    assert_eq!(ask(&net, client, &gateway), Some(200));
+}
+
+#[test]
+fn a_flood_is_stopped_in_the_kernel_and_the_good_client_is_served() {
+    for mode in ["native", "generic"] {
+        let net = TestNet::new();
+        let policy = "[[packet_rules]]\nid = \"per-source\"\ncidr = \"0.0.0.0/0\"\npackets = { rate = \"1000/s\", burst = 2000 }\n";
+        let setup = setup(&net, mode, "", policy);
+        let agent = start(&net, &setup);
+        assert_eq!(agent.status()["xdp"]["interfaces"][0]["mode"], mode);
+        let gateway = serve(&net, &setup, GATEWAY_V4);
+        let [good, flooding] = CLIENT_V4;
+
+        let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(GATEWAY_V4, 80))).expect("a socket");
+        let flood = net.client(|| UdpSocket::bind(SocketAddr::new(flooding, 0))).expect("a socket");
+        let served = std::thread::scope(|scope| {
+            let flooding = scope.spawn(|| {
+                for _ in 0..100_000 {
+                    // A full queue of the sender is no concern here.
+                    drop(flood.send_to(&[0; 64], SocketAddr::new(GATEWAY_V4, 80)));
+                }
+            });
+            let mut served = 0;
+            while !flooding.is_finished() || served < 20 {
+                assert_eq!(ask(&net, good, &gateway), Some(200), "request {served}, {mode}");
+                served += 1;
+            }
+            served
+        });
+        let over = dropped(&agent, "rate_limited_packets");
+        assert!(over >= 80_000, "{over} packets dropped, {served} requests served, {mode}");
+        drop(sink);
+        assert!(agent.metric("limiter_xdp_packets_total{rule=\"per-source\",verdict=\"drop\",reason=\"rate_limited_packets\"}") >= 80_000.0);
+    }
+}
+
+#[test]
+fn enforcement_outlives_the_agent_and_is_taken_over_without_a_refill() {
+    let net = TestNet::new();
+    // Slow enough that nothing comes back during the test.
+    let policy = "[[packet_rules]]\nid = \"per-source\"\ncidr = \"10.203.0.3/32\"\npackets = { rate = \"1/h\", burst = 10 }\n";
+    let setup = setup(&net, "auto", "", policy);
+    let agent = start(&net, &setup);
+    let [blocked, limited] = CLIENT_V4;
+    assert!(setup.run(&["block", &blocked.to_string(), "--for", "1h"]).status.success());
+
+    let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(GATEWAY_V4, 80))).expect("a socket");
+    sink.set_read_timeout(Some(SILENCE)).expect("a timeout");
+    let sender = net.client(|| UdpSocket::bind(SocketAddr::new(limited, 0))).expect("a socket");
+    let arrived = |count: u32| {
+        for _ in 0..count {
+            sender.send_to(b"x", SocketAddr::new(GATEWAY_V4, 80)).expect("sent");
+        }
+        (0..count + 1).take_while(|_| sink.recv(&mut [0; 8]).is_ok()).count()
+    };
+    assert_eq!(arrived(25), 10);
+    agent.kill();
+    assert_eq!(arrived(5), 0, "drops go on without an agent");
+    let agent = start(&net, &setup);
+    assert_eq!(arrived(5), 0, "a restart refills nothing");
+    let status = agent.status();
+    assert_eq!(status["xdp"]["deny"][0]["prefix"], format!("{blocked}/32"), "{status}");
+    assert!(status["xdp"]["deny"][0]["remaining_ms"].as_u64().is_some_and(|left| left < 3_600_000));
+    assert_eq!(dropped(&agent, "rate_limited_packets"), 25, "counters go on");
+    assert!(agent.stop().success());
+    assert_eq!(arrived(5), 0, "a graceful stop keeps enforcement");
+    assert!(setup.run(&["unpin"]).status.success());
+    assert_eq!(arrived(5), 5, "unpin ends it");
+    assert!(!limiter_tests::agent::exists(net.pin_dir()), "nothing stays pinned");
+}
+
+#[test]
+fn no_gap_while_an_agent_restarts_under_traffic() {
+    let net = TestNet::new();
+    let policy = format!("deny = [\"{}/32\"]\n", CLIENT_V4[1]);
+    let setup = setup(&net, "auto", "", &policy);
+    let mut agent = start(&net, &setup);
+    let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(GATEWAY_V4, 80))).expect("a socket");
+    sink.set_nonblocking(true).expect("not blocking");
+    let sender = net.client(|| UdpSocket::bind(SocketAddr::new(CLIENT_V4[1], 0))).expect("a socket");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                drop(sender.send_to(b"x", SocketAddr::new(GATEWAY_V4, 80)));
+            }
+        });
+        for _ in 0..5 {
+            agent.kill();
+            agent = start(&net, &setup);
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(dropped(&agent, "denied") > 1000);
+    assert!(sink.recv(&mut [0; 8]).is_err(), "not one packet came through");
+}
+
+#[test]
+fn only_the_source_of_packets_is_pushed() {
+    let net = TestNet::new();
+    let more = "[identity]\ntrusted_proxies = [\"10.203.0.3/32\"]\n";
+    let policy = format!("allow = [\"198.51.100.0/24\"]\n{ADDRESS_POLICY}");
+    let setup = setup(&net, "auto", more, &policy);
+    let agent = start(&net, &setup);
+    let over = |forwarded: &str| {
+        let deny = || Some(agent.check(&[("X-Forwarded-For", forwarded)]).status).filter(|status| *status == 429);
+        until("the address is denied", WAIT, deny);
+    };
+    over("203.0.113.7, 10.203.0.3"); // behind a proxy
+    over("10.203.0.3"); // the proxy itself
+    over("198.51.100.9"); // allowed
+    over(&GATEWAY_V4.to_string()); // this host
+    over("127.0.0.1");
+    over("192.0.2.1"); // a client of this host, and the last that is reported
+    let budget = until("the client is blocked", WAIT, || budgets(&agent).pop());
+    assert_eq!(budget["prefix"], "192.0.2.1/32");
+    assert_eq!(budgets(&agent).len(), 1);
+    assert_eq!(agent.metric("limiter_pushes_total{reason=\"address_over_limit\",result=\"ok\"}"), 1.0);
+}
+
+#[test]
+fn operators_block_and_allow_for_a_time() {
+    let net = TestNet::new();
+    let setup = setup(&net, "auto", "", "allow = [\"10.203.0.3/32\"]\n");
+    let agent = start(&net, &setup);
+    let gateway = serve(&net, &setup, GATEWAY_V4);
+    let [client, allowed] = CLIENT_V4;
+    let run = |arguments: &[&str]| setup.run(arguments);
+
+    let started = Instant::now();
+    assert!(run(&["block", "10.203.0.0/24", "--for", "2s"]).status.success());
+    assert_eq!(ask(&net, client, &gateway), None);
+    assert_eq!(ask(&net, allowed, &gateway), Some(200), "allow goes first");
+    until("the block is over", WAIT, || ask(&net, client, &gateway));
+    assert!(started.elapsed() >= Duration::from_secs(2));
+
+    assert!(run(&["block", "10.203.0.0/24"]).status.success());
+    assert!(run(&["allow", &client.to_string(), "--for", "1h"]).status.success());
+    assert_eq!(ask(&net, client, &gateway), Some(200));
+    assert!(run(&["unallow", &client.to_string()]).status.success());
+    assert_eq!(ask(&net, client, &gateway), None);
+    let status = String::from_utf8(run(&["status"]).stdout).expect("text");
+    assert!(status.contains("deny 10.203.0.0/24 (operator)"), "{status}");
+
+    let refused = run(&["block", &allowed.to_string()]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("allow prefix 10.203.0.3/32"), "{refused:?}");
+    let refused = run(&["unblock", "192.0.2.0/24"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("not in the deny list"), "{refused:?}");
+    drop(agent);
+}
+
+#[test]
+fn the_agent_needs_no_xdp_to_answer() {
+    let setup = Setup::new("", ADDRESS_POLICY);
+    let agent = setup.start();
+    assert_eq!(agent.status()["xdp"], Value::Null);
+    let refused = setup.run(&["block", "192.0.2.1"]);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("without XDP"), "{refused:?}");
+    assert_eq!(http::get(&setup.admin(), "/healthz", &[]).expect("an answer").status, 200);
+}

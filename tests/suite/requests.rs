@@ -1,0 +1,213 @@
+//! Requests against the real binary with the memory store: no root, no XDP.
+
+use limiter_tests::{
+    agent::Setup,
+    http::{self, Address, Connection},
+};
+use serde_json::{Value, json};
+
+const KEYS: &str = "[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"keys.secret\"\n";
+
+const POLICY: &str = r#"
+[[endpoints]]
+name = "search"
+match = ["GET /api/v1/search"]
+
+[plans.free]
+[plans.pro]
+
+[[rules]]
+id = "per-key"
+scope = "key"
+limit = 5
+plans = { free = 3, pro = 10 }
+window = "1h"
+
+[[rules]]
+id = "per-user"
+scope = "user"
+limit = 12
+window = "1h"
+
+[[rules]]
+id = "search"
+scope = "user"
+endpoint = "search"
+limit = 2
+window = "1d"
+
+[[rules]]
+id = "per-address"
+scope = "ip"
+limit = 30
+window = "1h"
+"#;
+
+fn statuses(count: usize, mut ask: impl FnMut() -> u16) -> Vec<u16> {
+    (0..count).map(|_| ask()).collect()
+}
+
+#[test]
+fn a_key_is_held_to_its_plan_and_told_so_in_every_header() {
+    let setup = Setup::new(KEYS, POLICY);
+    let key = setup.add_key("c_1", "free");
+    let agent = setup.start();
+    let ask = || agent.check(&[("X-API-Key", &key), ("X-Forwarded-For", "192.0.2.1")]);
+
+    let allowed = ask();
+    assert_eq!(allowed.status, 200);
+    assert_eq!(allowed.header("x-ratelimit-limit"), Some("3"));
+    assert_eq!(allowed.header("x-ratelimit-remaining"), Some("2"));
+    assert_eq!(allowed.header("ratelimit-policy"), Some("\"per-key\";q=3;w=3600"));
+    assert!(allowed.header("ratelimit").is_some_and(|value| value.starts_with("\"per-key\";r=2;t=")), "{allowed:?}");
+    assert_eq!(allowed.header("retry-after"), None);
+    assert_eq!(statuses(2, || ask().status), [200, 200]);
+
+    let denied = ask();
+    assert_eq!(denied.status, 429);
+    assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
+    let wait: u64 = denied.header("retry-after").expect("Retry-After").parse().expect("seconds");
+    assert!((1..=7200).contains(&wait), "{denied:?}");
+    assert_eq!(denied.header("ratelimit"), Some(&*format!("\"per-key\";r=0;t={wait}")));
+    let body = denied.json();
+    assert_eq!((&body["error"], &body["retry_after_seconds"]), (&json!("rate_limit_exceeded"), &json!(wait)));
+
+    let problem = agent.check(&[("Authorization", &format!("Bearer {key}")), ("Accept", "application/problem+json")]);
+    assert_eq!((problem.status, problem.header("content-type")), (429, Some("application/problem+json")));
+    assert_eq!(problem.json()["violated-policies"], json!(["per-key"]));
+
+    let target = "/v1/check?deny_status=403";
+    let forbidden = http::get(&setup.http(), target, &[("X-API-Key", &key)]).expect("an answer");
+    assert_eq!(forbidden.status, 403);
+    assert_eq!(http::get(&setup.http(), "/v1/check?deny_status=200", &[]).expect("an answer").status, 400);
+
+    assert_eq!(agent.metric("limiter_checks_total{rule=\"per-key\",decision=\"denied\",source=\"memory\"}"), 3.0);
+    for text in [agent.setup().log(), http::get(&setup.admin(), "/metrics", &[]).expect("an answer").body] {
+        assert!(!text.contains(&key), "an API key is never written");
+    }
+}
+
+#[test]
+fn unknown_keys_are_refused_and_count_against_their_address_alone() {
+    let setup = Setup::new(KEYS, POLICY);
+    let agent = setup.start();
+    let ask = |n: usize| agent.check(&[("X-API-Key", &format!("guess-{n}")), ("X-Forwarded-For", "192.0.2.9")]);
+    for n in 0..30 {
+        let response = ask(n);
+        assert_eq!(response.status, 401, "{n}: {response:?}");
+        assert_eq!(response.header("www-authenticate"), Some("Bearer"));
+    }
+    assert_eq!(ask(30).status, 429);
+    assert_eq!(agent.check(&[("X-Forwarded-For", "192.0.2.9")]).status, 429);
+    assert_eq!(agent.check(&[("X-Forwarded-For", "192.0.2.10")]).status, 200);
+}
+
+#[test]
+fn a_denied_request_costs_nobody_anything() {
+    let setup = Setup::new(KEYS, POLICY);
+    let agent = setup.start();
+    let question = json!({ "user": "u_1", "ip": "192.0.2.1", "path": "/api/v1/search" });
+    let other = json!({ "user": "u_1", "ip": "192.0.2.1", "path": "/other" });
+    assert_eq!(agent.decide(question.clone())["remaining"], 1);
+    assert_eq!(agent.decide(question.clone())["remaining"], 0);
+    for _ in 0..50 {
+        let denied = agent.decide(question.clone());
+        assert_eq!((&denied["allowed"], &denied["rule"]), (&json!(false), &json!("search")));
+    }
+    // Two of twelve were charged to the user, and nothing for the fifty.
+    assert_eq!(agent.decide(other)["remaining"], 9);
+}
+
+#[test]
+fn paths_cannot_be_spelled_around_their_limit() {
+    let setup = Setup::new(KEYS, POLICY);
+    let agent = setup.start();
+    let spellings = ["/api/v1/search", "/api//v1/%73earch?q=1", "/api/x/../v1/./search", "/api/v1/search/"];
+    for (number, path) in spellings.iter().enumerate() {
+        let answer = agent.decide(json!({ "user": "u_1", "path": path }));
+        assert_eq!(answer["allowed"], json!(number < 2), "{path}: {answer}");
+    }
+    let forwarded = |path| agent.check(&[("X-Forwarded-Uri", path), ("X-Forwarded-Method", "GET")]).status;
+    assert_eq!(forwarded("/api/v1/search"), 200, "a request without a user has no limit for users");
+}
+
+#[test]
+fn cost_peek_and_batch() {
+    let setup = Setup::new(KEYS, POLICY);
+    let agent = setup.start();
+    let ask = |cost: u64, peek: bool| agent.decide(json!({ "user": "u_2", "cost": cost, "peek": peek }));
+    assert_eq!(ask(10, false)["remaining"], 2);
+    assert_eq!(ask(2, true)["allowed"], true);
+    assert_eq!(ask(0, false)["remaining"], 2, "a peek writes nothing");
+    let denied = ask(3, false);
+    assert_eq!(denied["allowed"], false);
+    assert!(denied["retry_after_ms"].as_u64().is_some_and(|wait| wait > 0));
+    let never = ask(13, false);
+    assert_eq!((&never["reason"], &never["retry_after_ms"]), (&json!("cost_exceeds_limit"), &Value::Null));
+    assert_eq!(ask(u64::MAX, false)["reason"], "cost_exceeds_limit");
+
+    let batch = json!([{ "user": "u_3" }, { "user": "u_3", "cost": 12 }, { "ip": "2001:db8::1" }, {}]);
+    let answers = http::post(&setup.http(), "/v1/decide", &batch).expect("an answer").json();
+    let fields = |name: &str| answers.as_array().expect("a list").iter().map(|a| a[name].clone()).collect::<Vec<_>>();
+    assert_eq!(fields("allowed"), [json!(true), json!(false), json!(true), json!(true)]);
+    assert_eq!(fields("rule"), [json!("per-user"), json!("per-user"), json!("per-address"), Value::Null]);
+}
+
+#[test]
+fn what_cannot_be_understood_changes_nothing_and_says_why() {
+    let setup = Setup::new(KEYS, POLICY);
+    let agent = setup.start();
+    for (body, message) in [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[{}, {\"cost\": -1}]", "request 1 of the batch"),
+        ("{\"cots\": 1}", "unknown field `cots`"),
+        ("{\"ip\": \"nowhere\"}", "IP address"),
+        ("{\"user\": \"a\", \"api_key\": \"b\"}", "both given"),
+        ("{\"user\": \"\"}", "1 to 256 bytes"),
+    ] {
+        let response = http::request(&setup.http(), "POST", "/v1/decide", &[], body).expect("an answer");
+        assert_eq!(response.status, 400, "{body}");
+        assert!(response.body.contains(message), "{body}: {}", response.body);
+    }
+    assert_eq!(agent.metric("limiter_bad_requests_total"), 7.0);
+    assert_eq!(agent.decide(json!({ "ip": "192.0.2.1" }))["remaining"], 29);
+}
+
+#[test]
+fn the_client_is_who_the_gateway_names_not_who_a_header_claims() {
+    let setup = Setup::new(&format!("{KEYS}trusted_proxies = [\"10.0.0.0/8\"]\n"), POLICY);
+    let agent = setup.start();
+    let remaining = |forwarded: &str| {
+        let response = agent.check(&[("X-Forwarded-For", forwarded)]);
+        response.header("x-ratelimit-remaining").map(str::to_owned).expect("a rule applies")
+    };
+    assert_eq!(remaining("192.0.2.1"), "29");
+    assert_eq!(remaining("203.0.113.5, 192.0.2.1"), "28", "the right-most hop is not a proxy");
+    assert_eq!(remaining("203.0.113.5, 192.0.2.1, 10.0.0.7"), "27");
+    assert_eq!(remaining("::ffff:192.0.2.1"), "26");
+    assert_eq!(remaining("2001:db8:1:2::1"), "29");
+    assert_eq!(remaining("2001:db8:1:2:ffff::9"), "28", "one /64 is one client");
+}
+
+#[test]
+fn both_apis_answer_over_tcp_and_keep_connections_open() {
+    let setup = Setup::new(KEYS, POLICY);
+    let port = |_| std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
+    let [http, admin] = [(); 2].map(port);
+    setup.write(
+        "limiter.toml",
+        &format!("[api]\nhttp = \"{http}\"\nadmin = \"{admin}\"\n[policy]\nfile = \"policy.toml\"\n{KEYS}"),
+    );
+    let _agent = setup.spawn();
+    let ready = || http::get(&Address::Tcp(admin), "/readyz", &[]).ok().filter(|r| r.status == 200);
+    limiter_tests::eventually::until("ready", limiter_tests::agent::START, ready);
+    let mut connection = Connection::open(&Address::Tcp(http)).expect("a connection");
+    for n in 1..=20 {
+        let response = connection.request("HEAD", "/v1/check", &[("X-Forwarded-For", "192.0.2.1")], "").expect("an answer");
+        assert_eq!(response.header("x-ratelimit-remaining"), Some(&*(30 - n).to_string()));
+    }
+    let output = setup.run(&["check", "--ip", "192.0.2.1", "--path", "/x"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("per-address"), "{output:?}");
+}

@@ -1,0 +1,8 @@
+//! Counters: one suite over every store, then what only Redis can get wrong, then sharing between nodes.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod store {
+    pub(crate) mod behaviour;
+    mod redis_only;
+    mod sync_worker;
+}

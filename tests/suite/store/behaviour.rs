@@ -1,0 +1,425 @@
+//! What every store does. Times are given, so that nothing depends on how fast a test runs.
+
+use std::{net::IpAddr, sync::Arc};
+
+use limiter_common::{
+    sliding_window::{Outcome, Window},
+    time::UnixMicros,
+};
+use limiter_tests::{redis_server::RedisServer, vectors};
+use limiter_user::{
+    clock::ManualClock,
+    store::{
+        At, Cell, CellOutcome, Charge, CounterKey, Identity, Store,
+        memory::MemoryStore,
+        redis::{RedisConfig, RedisStore},
+    },
+};
+
+/// 1 January 2024; a multiple of every window used here.
+pub(crate) const T0: u64 = 1_704_067_200_000_000;
+pub(crate) const MINUTE: u64 = 60_000_000;
+
+/// A fresh store and whatever it needs.
+trait Fixture {
+    type Store: Store + Clone + 'static;
+    async fn start() -> Self;
+    fn store(&self) -> &Self::Store;
+    /// Keys in Redis have a TTL by its own clock, so a counter with a short window cannot be looked at slowly.
+    const SHORTEST_WINDOW_US: u64;
+}
+
+/// `MemoryStore` behind an `Arc`, to be shared by tasks.
+#[derive(Clone)]
+struct SharedMemory(Arc<MemoryStore>);
+
+impl Store for SharedMemory {
+    async fn check(
+        &self,
+        at: At,
+        charge: Charge,
+        cells: &[Cell],
+    ) -> Result<Vec<CellOutcome>, limiter_user::store::StoreError> {
+        self.0.check(at, charge, cells).await
+    }
+}
+
+struct Memory(SharedMemory);
+
+impl Fixture for Memory {
+    type Store = SharedMemory;
+    const SHORTEST_WINDOW_US: u64 = 1;
+
+    async fn start() -> Self {
+        Self(SharedMemory(Arc::new(MemoryStore::new(Arc::new(ManualClock::at(T0)), 100_000))))
+    }
+
+    fn store(&self) -> &SharedMemory {
+        &self.0
+    }
+}
+
+struct Redis {
+    _server: RedisServer,
+    store: RedisStore,
+}
+
+impl Fixture for Redis {
+    type Store = RedisStore;
+    const SHORTEST_WINDOW_US: u64 = 5_000_000;
+
+    async fn start() -> Self {
+        let server = RedisServer::start().await;
+        let mut config = RedisConfig::new(server.url());
+        // What is tested is answers, on a machine that may be busy.
+        config.timeout = std::time::Duration::from_secs(5);
+        let store = RedisStore::connect(&config).unwrap();
+        Self { _server: server, store }
+    }
+
+    fn store(&self) -> &RedisStore {
+        &self.store
+    }
+}
+
+pub(crate) fn user(name: &str, rule: &str) -> CounterKey {
+    CounterKey { identity: Identity::User(name.into()), rule: rule.into() }
+}
+
+/// One enforced cell of cost 1 in a window of a minute.
+pub(crate) fn cell(key: CounterKey, ceiling: u64) -> Cell {
+    Cell { key, window: Window { window_us: MINUTE, ceiling }, cost: 1, enforced: true }
+}
+
+pub(crate) async fn check(store: &impl Store, now_us: u64, cells: &[Cell]) -> Vec<CellOutcome> {
+    store.check(At::Given(UnixMicros::new(now_us)), Charge::Commit, cells).await.unwrap()
+}
+
+pub(crate) async fn peek(store: &impl Store, now_us: u64, cells: &[Cell]) -> Vec<CellOutcome> {
+    store.check(At::Given(UnixMicros::new(now_us)), Charge::Peek, cells).await.unwrap()
+}
+
+pub(crate) fn is_denied(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Denied { .. })
+}
+
+async fn gives_the_answers_of_the_vectors<F: Fixture>() {
+    let fixture = F::start().await;
+    let mut tried = 0;
+    for case in vectors::sliding_window() {
+        if case.window_us < F::SHORTEST_WINDOW_US {
+            continue;
+        }
+        tried += 1;
+        for (number, step) in case.steps.iter().enumerate() {
+            let window = Window { window_us: case.window_us, ceiling: case.ceiling };
+            let cell = Cell { key: user(&case.name, "vectors"), window, cost: step.cost, enforced: true };
+            let answer = check(fixture.store(), step.now_us, &[cell]).await[0];
+            let (allowed, never, retry_after_us) = match answer.outcome {
+                Outcome::Allowed => (true, false, None),
+                Outcome::Denied { retry_after_us } => (false, false, Some(retry_after_us)),
+                Outcome::Never => (false, true, None),
+            };
+            assert_eq!(
+                (allowed, never, retry_after_us, answer.remaining, answer.reset_us),
+                (step.allowed, step.never, step.retry_after_us, step.remaining, step.reset_us),
+                "{} step {number}",
+                case.name
+            );
+        }
+    }
+    assert!(tried >= 5, "only {tried} cases");
+}
+
+async fn a_spent_window_allows_again_exactly_at_retry_after<F: Fixture>() {
+    let fixture = F::start().await;
+    let cells = [cell(user("u", "burst"), 3)];
+    for left in [2, 1, 0] {
+        let answer = check(fixture.store(), T0 + 10, &cells).await[0];
+        assert_eq!((answer.outcome, answer.remaining, answer.reset_us), (Outcome::Allowed, left, T0 + MINUTE));
+    }
+    let Outcome::Denied { retry_after_us } = check(fixture.store(), T0 + 20, &cells).await[0].outcome else {
+        panic!("allowed a fourth");
+    };
+    let retry_at = T0 + 20 + retry_after_us;
+    assert!(is_denied(check(fixture.store(), retry_at - 1, &cells).await[0].outcome));
+    assert_eq!(check(fixture.store(), retry_at, &cells).await[0].outcome, Outcome::Allowed);
+}
+
+async fn a_cost_above_the_ceiling_can_never_pass<F: Fixture>() {
+    let fixture = F::start().await;
+    let dear = Cell { cost: 4, ..cell(user("u", "dear"), 3) };
+    let answer = check(fixture.store(), T0, &[dear]).await[0];
+    assert_eq!((answer.outcome, answer.remaining), (Outcome::Never, 3));
+    let all = Cell { cost: 3, ..cell(user("u", "dear"), 3) };
+    let answer = check(fixture.store(), T0, &[all]).await[0];
+    assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 0));
+}
+
+async fn a_denied_request_costs_nobody_anything<F: Fixture>() {
+    let fixture = F::start().await;
+    let ip = CounterKey { identity: Identity::Ip("203.0.113.7".parse::<IpAddr>().unwrap()), rule: "ip".into() };
+    let wide = cell(ip.clone(), 100);
+    let narrow = cell(user("u", "narrow"), 1);
+    let cells = [wide.clone(), narrow.clone()];
+    assert!(check(fixture.store(), T0, &cells).await.iter().all(|answer| answer.outcome == Outcome::Allowed));
+    for _ in 0..5 {
+        let answers = check(fixture.store(), T0, &cells).await;
+        assert_eq!((answers[0].outcome, answers[0].remaining), (Outcome::Allowed, 99));
+        assert!(is_denied(answers[1].outcome));
+    }
+    // In the other order too, and for a counter that did not exist.
+    let fresh = cell(user("fresh", "wide"), 10);
+    let answers = check(fixture.store(), T0, &[narrow, fresh.clone()]).await;
+    assert_eq!((answers[1].outcome, answers[1].remaining), (Outcome::Allowed, 10));
+    assert_eq!(check(fixture.store(), T0, &[fresh]).await[0].remaining, 9);
+    assert_eq!(check(fixture.store(), T0, &[wide]).await[0].remaining, 98);
+}
+
+async fn a_shadow_cell_changes_nothing_and_counts_like_its_twin<F: Fixture>() {
+    let fixture = F::start().await;
+    let shadow = Cell { enforced: false, ..cell(user("u", "shadow"), 2) };
+    let twin = cell(user("u", "twin"), 2);
+    let wide = cell(user("u", "wide"), 100);
+    for request in 0..5u64 {
+        let answers = check(fixture.store(), T0, &[wide.clone(), shadow.clone()]).await;
+        assert_eq!((answers[0].outcome, answers[0].remaining), (Outcome::Allowed, 99 - request));
+        let twins = check(fixture.store(), T0, std::slice::from_ref(&twin)).await;
+        assert_eq!(answers[1], twins[0], "request {request}");
+    }
+    // A shadow cell is not charged when an enforced one denies.
+    let other = Cell { enforced: false, ..cell(user("u", "other"), 5) };
+    let never = Cell { cost: 2, ..cell(user("u", "never"), 1) };
+    let answers = check(fixture.store(), T0, &[other, never]).await;
+    assert_eq!((answers[0].outcome, answers[0].remaining), (Outcome::Allowed, 5));
+}
+
+async fn a_peek_writes_nothing<F: Fixture>() {
+    let fixture = F::start().await;
+    let cells = [cell(user("u", "peek"), 2)];
+    for _ in 0..5 {
+        let answer = peek(fixture.store(), T0, &cells).await[0];
+        assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 2));
+    }
+    assert_eq!(check(fixture.store(), T0, &cells).await[0].remaining, 1);
+    // Nor does one of the future move the counter.
+    assert_eq!(peek(fixture.store(), T0 + 5 * MINUTE, &cells).await[0].remaining, 2);
+    assert_eq!(check(fixture.store(), T0, &cells).await[0].remaining, 0);
+    assert!(is_denied(peek(fixture.store(), T0, &cells).await[0].outcome));
+}
+
+async fn sixty_four_tasks_get_exactly_the_limit<F: Fixture>() {
+    let fixture = F::start().await;
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let store = fixture.store().clone();
+            tokio::spawn(async move {
+                let mut allowed = 0;
+                for _ in 0..4 {
+                    // Two counters in both orders, so that locks taken carelessly would deadlock.
+                    let mut cells = [cell(user("u", "shared"), 100), cell(user("u", "wide"), 1_000_000)];
+                    if task % 2 == 0 {
+                        cells.reverse();
+                    }
+                    let answers = check(&store, T0, &cells).await;
+                    allowed += u64::from(answers.iter().all(|answer| answer.outcome == Outcome::Allowed));
+                }
+                allowed
+            })
+        })
+        .collect();
+    let mut allowed = 0;
+    for task in tasks {
+        allowed += task.await.unwrap();
+    }
+    assert_eq!(allowed, 100);
+    assert_eq!(peek(fixture.store(), T0, &[cell(user("u", "wide"), 1_000_000)]).await[0].remaining, 1_000_000 - 100);
+}
+
+async fn counters_of_other_rules_and_identities_are_apart<F: Fixture>() {
+    let fixture = F::start().await;
+    let ip = |ip: &str| CounterKey { identity: Identity::Ip(ip.parse().unwrap()), rule: "r".into() };
+    let keys = [
+        user("u", "r"),
+        user("u", "r2"),
+        user("u:r", "r"),
+        user("u}:r", "r"),
+        user("u%7d:r", "r"),
+        user("", "r"),
+        user("all", "r"),
+        ip("203.0.113.7"),
+        ip("2001:db8::"),
+        ip("::203.0.113.7"),
+        CounterKey { identity: Identity::Global, rule: "r".into() },
+        CounterKey { identity: Identity::Key(limiter_user::store::ApiKeyId([0; 16])), rule: "r".into() },
+        user("00000000000000000000000000000000", "r"),
+    ];
+    for key in &keys {
+        assert_eq!(check(fixture.store(), T0, &[cell(key.clone(), 1)]).await[0].outcome, Outcome::Allowed, "{key:?}");
+    }
+    for key in &keys {
+        assert!(is_denied(check(fixture.store(), T0, &[cell(key.clone(), 1)]).await[0].outcome), "{key:?}");
+    }
+}
+
+async fn counts_near_powers_of_two_neither_wrap_nor_blur<F: Fixture>() {
+    let fixture = F::start().await;
+    for ceiling in [(1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 1, 1 << 32, (1 << 32) + 1, (1 << 53) - 1] {
+        let name = ceiling.to_string();
+        let with_cost = |cost| [Cell { cost, ..cell(user(&name, "large"), ceiling) }];
+        assert_eq!(check(fixture.store(), T0, &with_cost(ceiling - 2)).await[0].remaining, 2, "{ceiling}");
+        assert_eq!(check(fixture.store(), T0, &with_cost(1)).await[0].remaining, 1, "{ceiling}");
+        assert!(is_denied(check(fixture.store(), T0, &with_cost(2)).await[0].outcome), "{ceiling}");
+        assert_eq!(check(fixture.store(), T0, &with_cost(1)).await[0].remaining, 0, "{ceiling}");
+        assert!(is_denied(check(fixture.store(), T0, &with_cost(1)).await[0].outcome), "{ceiling}");
+        // One microsecond into the next window a large count has lost its share, to the unit.
+        let share = u128::from(ceiling) * u128::from(MINUTE - 1) / u128::from(MINUTE);
+        let left = ceiling - u64::try_from(share).unwrap();
+        assert_eq!(peek(fixture.store(), T0 + MINUTE + 1, &with_cost(1)).await[0].remaining, left, "{ceiling}");
+    }
+}
+
+async fn no_parameter_means_unlimited<F: Fixture>() {
+    let fixture = F::start().await;
+    let extremes = [0, 1, (1 << 31) - 1, (1 << 32) + 1, 1 << 53, (1 << 53) + 1, 1 << 63, u64::MAX];
+    for window_us in extremes.into_iter().filter(|&window| window >= F::SHORTEST_WINDOW_US) {
+        for ceiling in extremes {
+            for cost in extremes.into_iter().filter(|&cost| cost >= 1) {
+                let key = user(&format!("{window_us} {ceiling} {cost}"), "extremes");
+                let cells = [Cell { key, window: Window { window_us, ceiling }, cost, enforced: true }];
+                let mut left = ceiling;
+                for _ in 0..3 {
+                    let answer = check(fixture.store(), T0, &cells).await[0];
+                    match answer.outcome {
+                        Outcome::Allowed => {
+                            assert!(cost <= left, "{cells:?}");
+                            left -= cost;
+                            assert!(answer.remaining <= left, "{cells:?}");
+                        }
+                        Outcome::Denied { retry_after_us } => assert!(retry_after_us > 0, "{cells:?}"),
+                        Outcome::Never => assert!(cost > ceiling.min((1 << 53) - 1), "{cells:?}"),
+                    }
+                    assert!(answer.remaining <= ceiling, "{cells:?}");
+                }
+            }
+        }
+    }
+}
+
+async fn a_counter_that_appears_twice_holds_the_sum<F: Fixture>() {
+    let fixture = F::start().await;
+    let twice = |cost| [cell(user("u", "twice"), 10), Cell { cost, ..cell(user("u", "twice"), 10) }];
+    let answers = check(fixture.store(), T0, &twice(10)).await;
+    assert_eq!(answers[0].outcome, Outcome::Allowed);
+    assert!(is_denied(answers[1].outcome));
+    assert_eq!(answers[1].remaining, 10);
+    let answers = check(fixture.store(), T0, &twice(5)).await;
+    assert!(answers.iter().all(|answer| answer.outcome == Outcome::Allowed && answer.remaining == 4), "{answers:?}");
+    let answers = check(fixture.store(), T0, &twice(3)).await;
+    assert!(answers.iter().all(|answer| answer.outcome == Outcome::Allowed && answer.remaining == 0), "{answers:?}");
+}
+
+async fn a_lowered_limit_denies_with_nothing_remaining<F: Fixture>() {
+    let fixture = F::start().await;
+    check(fixture.store(), T0, &[Cell { cost: 90, ..cell(user("u", "lowered"), 100) }]).await;
+    let answer = check(fixture.store(), T0, &[cell(user("u", "lowered"), 10)]).await[0];
+    assert!(is_denied(answer.outcome));
+    assert_eq!(answer.remaining, 0);
+    // Raised again, the counts are still there.
+    assert_eq!(check(fixture.store(), T0, &[cell(user("u", "lowered"), 100)]).await[0].remaining, 9);
+}
+
+async fn a_counter_is_fresh_after_two_windows<F: Fixture>() {
+    let fixture = F::start().await;
+    let cells = [cell(user("u", "expiry"), 10)];
+    for _ in 0..10 {
+        check(fixture.store(), T0, &cells).await;
+    }
+    assert_eq!(peek(fixture.store(), T0 + MINUTE, &cells).await[0].remaining, 0);
+    assert_eq!(peek(fixture.store(), T0 + MINUTE + MINUTE / 2, &cells).await[0].remaining, 5);
+    assert_eq!(check(fixture.store(), T0 + 2 * MINUTE, &cells).await[0].remaining, 9);
+}
+
+async fn a_steady_client_below_the_limit_is_never_denied<F: Fixture>() {
+    let fixture = F::start().await;
+    let window = Window { window_us: 10_000_000, ceiling: 10 };
+    let cells = [Cell { key: user("u", "steady"), window, cost: 1, enforced: true }];
+    for second in 0..200 {
+        let answer = check(fixture.store(), T0 + second * 1_000_000 + 1, &cells).await[0];
+        assert_eq!(answer.outcome, Outcome::Allowed, "second {second}");
+    }
+}
+
+async fn a_clock_that_steps_back_resets_nothing<F: Fixture>() {
+    let fixture = F::start().await;
+    let cells = [cell(user("u", "clock"), 3)];
+    let later = T0 + 100 * MINUTE;
+    for _ in 0..3 {
+        check(fixture.store(), later, &cells).await;
+    }
+    for back in [1, MINUTE, 2 * MINUTE, 50 * MINUTE] {
+        let answer = check(fixture.store(), later - back, &cells).await[0];
+        assert!(is_denied(answer.outcome), "back by {back}");
+        assert!(answer.reset_us <= later + MINUTE, "back by {back}");
+    }
+    // And nobody waits for a time that was never true.
+    assert_eq!(check(fixture.store(), later - 47 * MINUTE, &cells).await[0].outcome, Outcome::Allowed);
+}
+
+async fn another_window_by_a_new_policy_is_no_fresh_one<F: Fixture>() {
+    let fixture = F::start().await;
+    let with_window =
+        |window_us, ceiling| [Cell { window: Window { window_us, ceiling }, ..cell(user("u", "window"), 0) }];
+    for _ in 0..10 {
+        check(fixture.store(), T0 + 10, &with_window(MINUTE, 10)).await;
+    }
+    // Longer: the counts stay as they are.
+    let answer = check(fixture.store(), T0 + 20, &with_window(60 * MINUTE, 12)).await[0];
+    assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 1));
+    // Shorter: in proportion, rounded up.
+    let answer = check(fixture.store(), T0 + 30, &with_window(6 * MINUTE, 10)).await[0];
+    assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 7));
+}
+
+async fn no_cells_are_no_reason_to_deny<F: Fixture>() {
+    let fixture = F::start().await;
+    assert_eq!(check(fixture.store(), T0, &[]).await, []);
+}
+
+macro_rules! store_suite {
+    ($name:ident, $fixture:ty; $($case:ident),* $(,)?) => {
+        mod $name {
+            use super::*;
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    super::$case::<$fixture>().await;
+                }
+            )*
+        }
+    };
+    ($name:ident, $fixture:ty) => {
+        store_suite! { $name, $fixture;
+            gives_the_answers_of_the_vectors,
+            a_spent_window_allows_again_exactly_at_retry_after,
+            a_cost_above_the_ceiling_can_never_pass,
+            a_denied_request_costs_nobody_anything,
+            a_shadow_cell_changes_nothing_and_counts_like_its_twin,
+            a_peek_writes_nothing,
+            sixty_four_tasks_get_exactly_the_limit,
+            counters_of_other_rules_and_identities_are_apart,
+            counts_near_powers_of_two_neither_wrap_nor_blur,
+            no_parameter_means_unlimited,
+            a_counter_that_appears_twice_holds_the_sum,
+            a_lowered_limit_denies_with_nothing_remaining,
+            a_counter_is_fresh_after_two_windows,
+            a_steady_client_below_the_limit_is_never_denied,
+            a_clock_that_steps_back_resets_nothing,
+            another_window_by_a_new_policy_is_no_fresh_one,
+            no_cells_are_no_reason_to_deny,
+        }
+    };
+}
+
+store_suite!(memory, Memory);
+store_suite!(redis, Redis);

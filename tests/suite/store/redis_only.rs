@@ -1,0 +1,486 @@
+//! What only a store behind a network can get wrong.
+
+use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
+
+use limiter_common::sliding_window::{Counts, Outcome, Window};
+use limiter_tests::{eventually::eventually, redis_server::RedisServer, vectors};
+use limiter_user::{
+    clock::Stopwatch,
+    store::{
+        At, Cell, Charge, Store, StoreError,
+        counter::OwnTotals,
+        redis::{Password, RedisConfig, RedisStore, redis_key},
+    },
+};
+
+use super::behaviour::{MINUTE, T0, cell, check, is_denied, peek, user};
+
+const SECOND: u64 = 1_000_000;
+const WAIT: Duration = Duration::from_secs(5);
+
+/// A store with more patience than a request has: what is tested is answers, on a machine that may be busy.
+fn store(server: &RedisServer) -> RedisStore {
+    let mut config = RedisConfig::new(server.url());
+    config.timeout = WAIT;
+    RedisStore::connect(&config).unwrap()
+}
+
+async fn keys(server: &RedisServer) -> Vec<String> {
+    server.run(&["KEYS", "*"]).await
+}
+
+async fn ttl_ms(server: &RedisServer, key: &str) -> i64 {
+    server.run(&["PTTL", key]).await
+}
+
+fn script(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../lua");
+    let read = |file: &str| std::fs::read_to_string(format!("{folder}/{file}")).unwrap();
+    format!("{}\n{}", read("lib/counter.lua"), read(name))
+}
+
+/// The text of the script itself against every vector. Each case runs inside one call: within a script nothing
+/// expires, and the windows go down to a microsecond.
+#[tokio::test]
+async fn the_script_gives_the_answers_of_all_vectors() {
+    let server = RedisServer::start().await;
+    let mut connection = server.connection().await;
+    for case in vectors::sliding_window() {
+        let mut harness = String::from("local replies = {}\nlocal function step(KEYS, ARGV)\n");
+        harness.push_str(&script("sliding_window.lua"));
+        harness.push_str("\nend\n");
+        for step in &case.steps {
+            let (now_us, cost) = (step.now_us, step.cost);
+            let (window_us, ceiling) = (case.window_us, case.ceiling);
+            writeln!(
+                harness,
+                "replies[#replies + 1] = step(KEYS, {{'{now_us}', '1', '{window_us}', '{ceiling}', '{cost}', '1'}})"
+            )
+            .unwrap();
+        }
+        harness.push_str("return replies\n");
+        let replies: Vec<Vec<u64>> = redis::cmd("EVAL")
+            .arg(harness)
+            .arg(1)
+            .arg(&case.name)
+            .query_async::<Vec<Vec<i64>>>(&mut connection)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|reply| reply.into_iter().map(i64::cast_unsigned).collect())
+            .collect();
+        assert_eq!(replies.len(), case.steps.len());
+        for (number, (step, reply)) in case.steps.iter().zip(replies).enumerate() {
+            let outcome = match (step.allowed, step.never) {
+                (true, _) => 1,
+                (false, true) => (-1i64).cast_unsigned(),
+                (false, false) => 0,
+            };
+            let index = step.now_us / case.window_us;
+            let expected = [step.now_us, 0, outcome, index, step.previous, step.current];
+            assert_eq!(reply, expected, "{} step {number}", case.name);
+        }
+    }
+}
+
+#[tokio::test]
+async fn scripts_come_back_after_script_flush() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let cells = [cell(user("u", "r"), 10)];
+    assert_eq!(check(&store, T0, &cells).await[0].remaining, 9);
+    let () = server.run(&["SCRIPT", "FLUSH"]).await;
+    assert_eq!(check(&store, T0, &cells).await[0].remaining, 8);
+    assert_eq!(store.calls().scripts_loaded, 2);
+}
+
+#[tokio::test]
+async fn a_restarted_server_is_used_again() {
+    let mut server = RedisServer::start().await;
+    let store = store(&server);
+    let cells = [cell(user("u", "r"), 10)];
+    check(&store, T0, &cells).await;
+    server.kill();
+    let refused = eventually(WAIT, async || match store.check(At::StoreClock, Charge::Commit, &cells).await {
+        Err(error @ StoreError::Unavailable { .. }) => Ok(error),
+        other => Err(other),
+    })
+    .await;
+    assert!(refused.to_string().contains(&server.port().to_string()), "{refused}");
+    server.restart().await;
+    eventually(WAIT, async || store.check(At::StoreClock, Charge::Commit, &cells).await).await;
+    let calls = store.calls();
+    assert!(calls.ok >= 2 && calls.unavailable >= 1, "{calls:?}");
+    assert_eq!(
+        calls.buckets.iter().sum::<u64>(),
+        calls.ok + calls.timeout + calls.unavailable + calls.bad_reply,
+        "{calls:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_store_made_before_redis_runs_finds_it_later() {
+    let mut server = RedisServer::start().await;
+    server.kill();
+    let store = store(&server);
+    let cells = [cell(user("u", "r"), 10)];
+    let error = store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    server.restart().await;
+    eventually(WAIT, async || store.check(At::StoreClock, Charge::Commit, &cells).await).await;
+}
+
+#[tokio::test]
+async fn a_call_ends_at_its_deadline_when_redis_stands_still() {
+    let server = RedisServer::start().await;
+    let mut config = RedisConfig::new(server.url());
+    config.timeout = Duration::from_millis(5);
+    config.connect_timeout = Duration::from_millis(200);
+    let store = RedisStore::connect(&config).unwrap();
+    let cells = [cell(user("u", "r"), 1000)];
+    eventually(WAIT, async || store.check(At::StoreClock, Charge::Commit, &cells).await).await;
+    server.freeze();
+    let watch = Stopwatch::start();
+    let mut timeouts = 0;
+    for _ in 0..50 {
+        match store.check(At::StoreClock, Charge::Commit, &cells).await {
+            Err(StoreError::Timeout { after_ms: 5, .. }) => timeouts += 1,
+            Err(StoreError::Unavailable { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let mean = watch.elapsed() / 50;
+    assert!(timeouts >= 5, "{timeouts}");
+    assert!(mean < Duration::from_millis(15), "{mean:?} a call");
+    server.thaw();
+    eventually(WAIT, async || store.check(At::StoreClock, Charge::Commit, &cells).await).await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_unavailable_and_not_shown() {
+    let server = RedisServer::start_with(&["--requirepass", "hunter2"]).await;
+    let cells = [cell(user("u", "r"), 10)];
+    let with_password = |password: Option<&str>| {
+        let mut config = RedisConfig::new(server.url());
+        config.password = password.map(Password::new);
+        config.timeout = WAIT;
+        RedisStore::connect(&config).unwrap()
+    };
+    for password in [Some("hunter3"), None] {
+        let error = with_password(password).check(At::StoreClock, Charge::Commit, &cells).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+        assert!(!error.to_string().contains("hunter"), "{error}");
+    }
+    with_password(Some("hunter2")).check(At::StoreClock, Charge::Commit, &cells).await.unwrap();
+}
+
+#[tokio::test]
+async fn errors_of_the_server_are_told_apart() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let cells = [cell(user("u", "r"), 10)];
+    check(&store, T0, &cells).await;
+    let () = server.run(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let error = store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("OOM"), "{error}");
+    let () = server.run(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    let () = server.run(&["REPLICAOF", "127.0.0.1", "1"]).await;
+    let error = store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    let () = server.run(&["REPLICAOF", "NO", "ONE"]).await;
+    eventually(WAIT, async || store.check(At::StoreClock, Charge::Commit, &cells).await).await;
+}
+
+#[tokio::test]
+async fn every_key_has_a_ttl_of_at_most_two_windows() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let mut seen = BTreeSet::new();
+    for (name, window_us) in
+        [("2s", 2 * SECOND), ("10s", 10 * SECOND), ("1m", MINUTE), ("1h", 60 * MINUTE), ("30d", 30 * 24 * 60 * MINUTE)]
+    {
+        let key = user(name, "ttl");
+        let cells = [Cell { window: Window { window_us, ceiling: 10 }, ..cell(key.clone(), 10) }];
+        store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap();
+        let longest_ms = i64::try_from(window_us / 500).unwrap();
+        let ttl = ttl_ms(&server, &redis_key(&key)).await;
+        assert!((longest_ms - 1_500..=longest_ms).contains(&ttl), "{name}: {ttl} ms");
+        // Redis' own unit of seconds, seen from outside.
+        let seconds: u64 = server.run(&["TTL", &redis_key(&key)]).await;
+        assert!(seconds <= 2 * window_us / SECOND, "{name}: {seconds} s");
+        seen.insert(redis_key(&key));
+    }
+    assert_eq!(keys(&server).await.into_iter().collect::<BTreeSet<_>>(), seen);
+}
+
+/// A window shorter than Redis' clock ticks still gets a TTL, and the key goes.
+#[tokio::test]
+async fn the_shortest_windows_expire() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    for window_us in [1, 7, 400, 1_000, 20_000] {
+        let key = user(&window_us.to_string(), "short");
+        let cells = [Cell { window: Window { window_us, ceiling: 10 }, ..cell(key.clone(), 10) }];
+        let outcome = store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap()[0].outcome;
+        assert_eq!(outcome, Outcome::Allowed);
+        let ttl = ttl_ms(&server, &redis_key(&key)).await;
+        assert!(ttl == -2 || (0..=40).contains(&ttl), "{window_us} us: {ttl} ms");
+    }
+    eventually(WAIT, async || match keys(&server).await {
+        keys if keys.is_empty() => Ok(()),
+        keys => Err(keys),
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lost_ttl_comes_back_whatever_touches_the_key() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let key = redis_key(&user("u", "persist"));
+    let cells = [cell(user("u", "persist"), 2)];
+    let longest = 2 * 60_000;
+    let lose = async || {
+        let persisted: u32 = server.run(&["PERSIST", &key]).await;
+        assert_eq!((persisted, ttl_ms(&server, &key).await), (1, -1));
+    };
+    let restored = async |by: &str| {
+        let ttl = ttl_ms(&server, &key).await;
+        assert!((1..=longest).contains(&ttl), "{by}: {ttl}");
+    };
+    check(&store, T0, &cells).await;
+    lose().await;
+    check(&store, T0, &cells).await;
+    restored("a charge").await;
+    lose().await;
+    assert!(is_denied(check(&store, T0, &cells).await[0].outcome));
+    restored("a denial").await;
+    lose().await;
+    peek(&store, T0, &cells).await;
+    restored("a peek").await;
+    let () = server.run(&["PEXPIRE", &key, "999999999"]).await;
+    peek(&store, T0, &cells).await;
+    restored("a TTL that is too long").await;
+    lose().await;
+    exchange(&store, 7, OwnTotals { window_us: MINUTE, ..totals("u", "persist", 0, 0, 0) }).await;
+    restored("sync without anything new").await;
+}
+
+#[tokio::test]
+async fn what_is_no_counter_is_replaced_and_counted() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let key = redis_key(&user("u", "foreign"));
+    let cells = [cell(user("u", "foreign"), 2)];
+    let empty_table = "\u{90}";
+    for (replaced, words) in [
+        ["RPUSH", &key, "a"],
+        ["SADD", &key, "a"],
+        ["SET", &key, "not a counter"],
+        ["SET", &key, ""],
+        ["SET", &key, empty_table],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let () = server.run(&["DEL", &key]).await;
+        let () = server.run(words).await;
+        let answers = [check(&store, T0, &cells).await[0], check(&store, T0, &cells).await[0]];
+        assert_eq!(answers.map(|answer| answer.remaining), [1, 0], "{words:?}");
+        assert!(is_denied(check(&store, T0, &cells).await[0].outcome), "{words:?}");
+        assert!(ttl_ms(&server, &key).await > 0, "{words:?}");
+        assert_eq!(store.calls().replaced_values, replaced as u64 + 1, "{words:?}");
+    }
+    let () = server.run(&["DEL", &key]).await;
+    let () = server.run(&["LPUSH", &key, "a"]).await;
+    let reply = exchange(&store, 7, totals("u", "foreign", 0, 0, 3)).await;
+    assert!(reply.replaced);
+    assert_eq!(reply.shared.own_current, 0, "an index of 1970 is over");
+}
+
+#[tokio::test]
+async fn redis_clock_decides_when_no_time_is_given() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let cells = [cell(user("u", "clock"), 10)];
+    let reset_us = store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap()[0].reset_us;
+    let now_us = store.time_us(WAIT).await.unwrap();
+    assert!(reset_us > now_us - 1 && reset_us <= now_us + MINUTE, "{now_us} {reset_us}");
+}
+
+fn totals(name: &str, rule: &str, index: u64, previous: u64, current: u64) -> OwnTotals {
+    OwnTotals {
+        key: user(name, rule),
+        window_us: 60 * MINUTE,
+        counts: Counts { index, previous, current },
+        acknowledged_current: 0,
+    }
+}
+
+/// The index of an hour's window by Redis' clock. A test that runs into the next hour meets it as `previous`, so it
+/// waits for the hour to end first when only seconds are left.
+async fn this_hour(store: &RedisStore) -> u64 {
+    let hour = 60 * MINUTE;
+    eventually(Duration::from_secs(20), async || {
+        let now = store.time_us(WAIT).await.unwrap();
+        if hour - now % hour > 10 * SECOND { Ok(now / hour) } else { Err("the hour is about to end") }
+    })
+    .await
+}
+
+async fn exchange(store: &RedisStore, node: u32, sent: OwnTotals) -> limiter_user::store::redis::SyncReply {
+    store.exchange(node, &[sent], WAIT).await.unwrap().remove(0).unwrap()
+}
+
+#[tokio::test]
+async fn totals_sent_twice_count_once() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let hour = this_hour(&store).await;
+    let sums = |reply: limiter_user::store::redis::SyncReply| {
+        let shared = reply.shared;
+        (shared.counts.previous, shared.counts.current, shared.own_previous, shared.own_current)
+    };
+    let send = async |node, previous, current| {
+        sums(exchange(&store, node, totals("u", "sync", hour, previous, current)).await)
+    };
+    assert_eq!(send(1, 5, 10).await, (5, 10, 5, 10));
+    assert_eq!(send(1, 5, 10).await, (5, 10, 5, 10), "the same again");
+    assert_eq!(send(2, 0, 7).await, (5, 17, 0, 7));
+    assert_eq!(send(2, 0, 7).await, (5, 17, 0, 7));
+    assert_eq!(send(1, 5, 12).await, (5, 19, 5, 12), "only what is new");
+    assert_eq!(send(1, 5, 10).await, (5, 19, 5, 12), "an old batch that was under way for long");
+    assert!(ttl_ms(&server, &redis_key(&user("u", "sync"))).await > 0);
+    // And the script that decides sees the sums.
+    let window = Window { window_us: 60 * MINUTE, ceiling: 1000 };
+    let at = At::Given(limiter_common::time::UnixMicros::new(hour * 60 * MINUTE));
+    let cells = [Cell { window, ..cell(user("u", "sync"), 0) }];
+    assert_eq!(store.check(at, Charge::Peek, &cells).await.unwrap()[0].remaining, 1000 - 19 - 5);
+}
+
+#[tokio::test]
+async fn an_empty_server_is_filled_again_by_what_nodes_know() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let hour = this_hour(&store).await;
+    exchange(&store, 1, totals("u", "sync", hour, 5, 10)).await;
+    exchange(&store, 2, totals("u", "sync", hour, 0, 7)).await;
+    let () = server.run(&["FLUSHALL"]).await;
+    let reply = exchange(&store, 1, totals("u", "sync", hour, 5, 11)).await;
+    assert_eq!((reply.known, reply.shared.counts.current), (Some(0), 11));
+    let reply = exchange(&store, 2, totals("u", "sync", hour, 0, 7)).await;
+    assert_eq!((reply.shared.counts.previous, reply.shared.counts.current), (5, 18));
+}
+
+#[tokio::test]
+async fn totals_of_other_windows_go_where_they_belong() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let hour = this_hour(&store).await;
+    let reply = exchange(&store, 1, totals("late", "sync", hour - 1, 3, 10)).await;
+    assert_eq!((reply.ahead, reply.shared.counts), (false, Counts { index: hour, previous: 10, current: 0 }));
+    let reply = exchange(&store, 1, totals("over", "sync", hour - 2, 3, 10)).await;
+    assert_eq!((reply.known, reply.shared.counts), (None, Counts { index: hour, previous: 0, current: 0 }));
+    let reply = exchange(&store, 1, totals("early", "sync", hour + 1, 3, 10)).await;
+    assert_eq!((reply.ahead, reply.shared.counts), (false, Counts { index: hour + 1, previous: 3, current: 10 }));
+    let reply = exchange(&store, 2, totals("early", "sync", hour, 0, 4)).await;
+    assert_eq!(reply.shared.counts, Counts { index: hour + 1, previous: 7, current: 10 });
+    assert_eq!(reply.shared.own_previous, 4);
+    let reply = exchange(&store, 1, totals("ahead", "sync", hour + 2, 3, 10)).await;
+    assert_eq!((reply.ahead, reply.shared.counts), (true, Counts { index: hour, previous: 0, current: 0 }));
+    assert_eq!(keys(&server).await.len(), 2, "nothing was written for totals that were not taken");
+}
+
+#[tokio::test]
+async fn sums_stop_at_what_lua_can_count() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let hour = this_hour(&store).await;
+    let most = (1 << 53) - 1;
+    for node in 1..=3 {
+        let reply = exchange(&store, node, totals("u", "large", hour, u64::MAX, 1 << 53)).await;
+        assert_eq!((reply.shared.counts.previous, reply.shared.counts.current), (most, most));
+        assert_eq!((reply.shared.own_previous, reply.shared.own_current), (most, most));
+    }
+}
+
+/// Numbers of every size up to 2^53 - 1, the same ones each time.
+struct Sizes(u64);
+
+impl Sizes {
+    fn random(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Of up to `bits` bits, and at least 1.
+    fn next(&mut self, bits: u64) -> u64 {
+        let shift = 64 - (1 + self.random() % bits);
+        (self.random() >> shift).max(1)
+    }
+}
+
+#[tokio::test]
+async fn lua_divides_products_of_any_size_exactly() {
+    let server = RedisServer::start().await;
+    let mut sizes = Sizes(0x9e37_79b9_7f4a_7c15);
+    let most = (1 << 53) - 1;
+    let mut triples = vec![(most, most, most), (most, most - 1, most), (most, 1, most), (1, most, most), (0, 5, 7)];
+    for _ in 0..5_000 {
+        let c = sizes.next(53);
+        let b = match sizes.random() % 4 {
+            0 => c,
+            1 => c - c.min(sizes.next(8)),
+            _ => sizes.next(53) % (c + 1),
+        };
+        triples.push((sizes.next(53), b, c));
+    }
+    let mut large = 0;
+    for chunk in triples.chunks(500) {
+        let mut harness =
+            format!("{}\nlocal replies = {{}}\n", script("sync.lua").split_once("-- sync.lua").unwrap().0);
+        for (a, b, c) in chunk {
+            writeln!(harness, "do local q, r = muldiv({a}, {b}, {c}) replies[#replies + 1] = {{ q, r }} end").unwrap();
+        }
+        harness.push_str("return replies");
+        let replies: Vec<(u64, u64)> = server.run(&["EVAL", &harness, "0"]).await;
+        for (&(a, b, c), (quotient, rest)) in chunk.iter().zip(replies) {
+            let product = u128::from(a) * u128::from(b);
+            large += u64::from(product > u128::from(most));
+            let expected = (product / u128::from(c), product % u128::from(c));
+            assert_eq!((u128::from(quotient), u128::from(rest)), expected, "{a} * {b} / {c}");
+        }
+    }
+    assert!(large > 1_000, "{large}");
+}
+
+/// The script allows a cost that fits to the unit, and denies it under a ceiling that is one less.
+#[tokio::test]
+async fn lua_decides_to_the_unit_whatever_the_size() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let mut sizes = Sizes(0xd1b5_4a32_d192_ed03);
+    for round in 0..300 {
+        let window_us = 5 * SECOND + sizes.next(42);
+        let (previous, current, cost) = (sizes.next(50), sizes.next(50), sizes.next(50));
+        let index = T0 / window_us;
+        let with = |cost, ceiling| {
+            let window = Window { window_us, ceiling };
+            [Cell { window, cost, ..cell(user(&round.to_string(), "unit"), 0) }]
+        };
+        let most = (1 << 53) - 1;
+        let earlier = check(&store, (index - 1) * window_us, &with(previous, most)).await;
+        let now_us = index * window_us + sizes.random() % window_us;
+        let window = Window { window_us, ceiling: most };
+        let estimate = window.estimate(&Counts { index, previous, current: 0 }, now_us);
+        let present = check(&store, now_us, &with(current, estimate + current)).await;
+        assert_eq!((earlier[0].outcome, present[0].outcome), (Outcome::Allowed, Outcome::Allowed), "round {round}");
+        let fits = estimate + current + cost;
+        assert!(is_denied(check(&store, now_us, &with(cost, fits - 1)).await[0].outcome), "round {round}");
+        let last = check(&store, now_us, &with(cost, fits)).await[0];
+        assert_eq!((last.outcome, last.remaining), (Outcome::Allowed, 0), "round {round}");
+    }
+}

@@ -1,0 +1,305 @@
+//! Nodes that share counters through one real Redis.
+
+use std::{sync::Arc, time::Duration};
+
+use limiter_common::sliding_window::{Outcome, Window};
+use limiter_tests::{eventually::eventually, redis_server::RedisServer};
+use limiter_user::{
+    clock::{Clock, SharedClock, Stopwatch},
+    store::{
+        Cell, Charge,
+        memory::MemoryStore,
+        redis::{RedisConfig, RedisStore},
+        sync::{SyncConfig, SyncState, SyncStatus, SyncWorker},
+    },
+};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::behaviour::{MINUTE, cell, is_denied, user};
+
+const WAIT: Duration = Duration::from_secs(10);
+const HOUR: u64 = 60 * MINUTE;
+
+/// What one agent has of the store layer.
+struct Node {
+    clock: Arc<SharedClock>,
+    memory: Arc<MemoryStore>,
+    status: SyncStatus,
+    shutdown: CancellationToken,
+    worker: JoinHandle<()>,
+}
+
+impl Node {
+    fn start(server: &RedisServer) -> Self {
+        Self::start_ahead(server, 0)
+    }
+
+    /// With a wall clock that is wrong.
+    fn start_ahead(server: &RedisServer, ahead_us: i64) -> Self {
+        let clock = Arc::new(SharedClock::new());
+        clock.set_offset_us(ahead_us);
+        let memory = Arc::new(MemoryStore::shared(clock.clone(), 100_000));
+        let redis = RedisStore::connect(&RedisConfig::new(server.url())).unwrap();
+        let mut config = SyncConfig::default();
+        // The machine may be busy; a round that fails for that is not what is tested.
+        config.batch_deadline = Duration::from_millis(500);
+        let worker = SyncWorker::new(memory.clone(), redis, clock.clone(), config);
+        let status = worker.status();
+        let shutdown = CancellationToken::new();
+        let worker = tokio::spawn(worker.run(shutdown.clone()));
+        Self { clock, memory, status, shutdown, worker }
+    }
+
+    /// Decides one request; panics when that takes long enough to have waited for anything.
+    fn decide(&self, cells: &[Cell]) -> (Outcome, u64) {
+        let watch = Stopwatch::start();
+        let answer = self.memory.decide(self.clock.now(), Charge::Commit, cells)[0];
+        assert!(watch.elapsed() < Duration::from_millis(50), "{:?}", watch.elapsed());
+        (answer.outcome, answer.remaining)
+    }
+
+    fn remaining(&self, cells: &[Cell]) -> u64 {
+        self.memory.decide(self.clock.now(), Charge::Peek, cells)[0].remaining
+    }
+
+    async fn until_connected(&self) {
+        self.until(SyncState::Connected).await;
+    }
+
+    async fn until(&self, state: SyncState) {
+        eventually(WAIT, async || {
+            let stats = self.status.get();
+            if stats.state == state { Ok(()) } else { Err(stats) }
+        })
+        .await;
+    }
+
+    /// A node hears of a counter when it sends its own part of it, so each look asks for that.
+    async fn until_remaining(&self, cells: &[Cell], remaining: u64) {
+        eventually(WAIT, async || {
+            self.memory.requeue(&cells[0].key);
+            match self.remaining(cells) {
+                now if now == remaining => Ok(()),
+                now => Err((now, self.status.get())),
+            }
+        })
+        .await;
+    }
+
+    async fn until_sent(&self) {
+        eventually(WAIT, async || if self.memory.stats().queued == 0 { Ok(()) } else { Err(self.status.get()) }).await;
+    }
+
+    /// The outcome does not matter.
+    fn hit(&self, cells: &[Cell]) {
+        let (_, _) = self.decide(cells);
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        self.worker.await.unwrap();
+    }
+}
+
+/// A day's window: what a test does is all in one, but for the second before midnight.
+fn daily(name: &str, ceiling: u64) -> [Cell; 1] {
+    [Cell { window: Window { window_us: 24 * HOUR, ceiling }, ..cell(user(name, "daily"), 0) }]
+}
+
+#[tokio::test]
+async fn a_key_used_on_both_nodes_is_limited_as_one() {
+    let server = RedisServer::start().await;
+    let nodes = [Node::start(&server), Node::start(&server)];
+    for node in &nodes {
+        node.until_connected().await;
+    }
+    let cells = daily("u", 100);
+    let mut allowed = 0;
+    eventually(WAIT, async || {
+        let answers = [nodes[0].decide(&cells).0, nodes[1].decide(&cells).0];
+        allowed += answers.iter().filter(|&&answer| answer == Outcome::Allowed).count();
+        if answers.into_iter().all(is_denied) { Ok(()) } else { Err(answers) }
+    })
+    .await;
+    // One request every 2 ms on each node. The bound of `async`: what each may have admitted since it last heard, which
+    // is one interval and a round trip. Twice the limit would be no sharing at all.
+    assert!((100..=160).contains(&allowed), "{allowed}");
+}
+
+#[tokio::test]
+async fn a_node_that_sees_a_spent_key_for_the_first_time_denies_within_two_intervals() {
+    let server = RedisServer::start().await;
+    let (a, b) = (Node::start(&server), Node::start(&server));
+    a.until_connected().await;
+    b.until_connected().await;
+    let cells = daily("u", 50);
+    while a.decide(&cells).0 == Outcome::Allowed {}
+    a.until_sent().await;
+    assert_eq!(b.decide(&cells).0, Outcome::Allowed, "it cannot know yet");
+    let watch = Stopwatch::start();
+    eventually(WAIT, async || if is_denied(b.decide(&cells).0) { Ok(()) } else { Err("allowed") }).await;
+    assert!(watch.elapsed() < Duration::from_millis(2 * 50 + 50), "{:?}", watch.elapsed());
+}
+
+#[tokio::test]
+async fn counts_recover_after_redis_was_killed_and_came_back_empty() {
+    let mut server = RedisServer::start().await;
+    let (a, b) = (Node::start(&server), Node::start(&server));
+    a.until_connected().await;
+    b.until_connected().await;
+    let (cells, idle) = (daily("u", 1000), daily("idle", 1000));
+    for _ in 0..100 {
+        a.hit(&cells);
+        b.hit(&cells);
+        a.hit(&idle);
+    }
+    a.until_remaining(&cells, 800).await;
+    b.until_remaining(&cells, 800).await;
+    a.until_sent().await;
+
+    server.kill();
+    // Decisions go on, and no node grants what it knows the others have had.
+    for _ in 0..50 {
+        assert_eq!(a.decide(&cells).0, Outcome::Allowed);
+        assert_eq!(b.decide(&cells).0, Outcome::Allowed);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((a.remaining(&cells), b.remaining(&cells)), (750, 750));
+    a.until(SyncState::Degraded).await;
+    b.until(SyncState::Degraded).await;
+    assert!(a.status.get().lag > Duration::ZERO);
+
+    server.restart().await;
+    a.until_remaining(&cells, 700).await;
+    b.until_remaining(&cells, 700).await;
+    a.until_connected().await;
+    assert_eq!(a.status.get().refills, 1, "{:?}", a.status.get());
+    // A third node learns of what was counted before the restart, of the counter that nobody has used since as well.
+    let c = Node::start(&server);
+    c.hit(&cells);
+    c.hit(&idle);
+    c.until_remaining(&cells, 699).await;
+    c.until_remaining(&idle, 899).await;
+}
+
+#[tokio::test]
+async fn a_flushed_database_is_noticed_and_filled_again() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    let (busy, idle) = (daily("busy", 1000), daily("idle", 1000));
+    node.hit(&busy);
+    node.hit(&idle);
+    let size = async || server.run::<u64>(&["DBSIZE"]).await;
+    eventually(WAIT, async || if size().await == 2 { Ok(()) } else { Err("not sent") }).await;
+    node.until_sent().await;
+    node.hit(&busy);
+    node.until_sent().await;
+    let () = server.run(&["FLUSHALL"]).await;
+    node.hit(&busy);
+    eventually(WAIT, async || if size().await == 2 { Ok(()) } else { Err(node.status.get()) }).await;
+    let stats = node.status.get();
+    assert!(stats.lost_counters >= 1 && stats.refills == 1, "{stats:?}");
+}
+
+#[tokio::test]
+async fn decisions_never_wait_for_a_redis_that_stands_still() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    node.until_connected().await;
+    server.freeze();
+    let cells = daily("u", 1_000_000);
+    eventually(WAIT, async || {
+        node.hit(&cells);
+        if node.status.get().state == SyncState::Degraded { Ok(()) } else { Err(node.status.get()) }
+    })
+    .await;
+    let here = node.remaining(&cells);
+    server.thaw();
+    node.until_connected().await;
+    node.until_sent().await;
+    // Batches whose answers were lost may have been applied meanwhile, and count once all the same.
+    let other = Node::start(&server);
+    other.hit(&cells);
+    other.until_remaining(&cells, here - 1).await;
+}
+
+#[tokio::test]
+async fn a_node_without_redis_starts_and_shares_when_it_comes() {
+    let mut server = RedisServer::start().await;
+    server.kill();
+    let node = Node::start(&server);
+    let cells = daily("u", 10);
+    assert_eq!(node.decide(&cells), (Outcome::Allowed, 9));
+    node.until(SyncState::Degraded).await;
+    server.restart().await;
+    node.until_connected().await;
+    let other = Node::start(&server);
+    other.hit(&cells);
+    other.until_remaining(&cells, 8).await;
+}
+
+#[tokio::test]
+async fn windows_follow_redis_clock_not_the_hosts() {
+    let server = RedisServer::start().await;
+    let cells = daily("u", 100);
+    let nodes = [Node::start_ahead(&server, 5_000_000), Node::start_ahead(&server, -26 * 3_600_000_000)];
+    for node in &nodes {
+        node.until_connected().await;
+        let now: (u64, u64) = server.run(&["TIME"]).await;
+        let difference = node.clock.now().get().abs_diff(now.0 * 1_000_000 + now.1);
+        assert!(difference < 100_000, "{difference} us");
+        node.hit(&cells);
+    }
+    for node in &nodes {
+        node.until_remaining(&cells, 98).await;
+    }
+}
+
+#[tokio::test]
+async fn counts_from_before_the_clock_was_right_are_kept() {
+    let mut server = RedisServer::start().await;
+    server.kill();
+    let node = Node::start_ahead(&server, 50 * 3_600_000_000);
+    let cells = daily("u", 10);
+    for _ in 0..10 {
+        node.hit(&cells);
+    }
+    server.restart().await;
+    node.until_connected().await;
+    assert!(is_denied(node.decide(&cells).0));
+    node.until_sent().await;
+    let other = Node::start(&server);
+    other.until_connected().await;
+    other.hit(&cells);
+    other.until_remaining(&cells, 0).await;
+}
+
+#[tokio::test]
+async fn a_stopped_node_hands_over_what_it_had() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    node.until_connected().await;
+    let cells: Vec<Cell> = (0..1500).map(|client| daily(&client.to_string(), 10)[0].clone()).collect();
+    for cell in &cells {
+        node.hit(std::slice::from_ref(cell));
+    }
+    node.stop().await;
+    assert_eq!(server.run::<usize>(&["DBSIZE"]).await, cells.len());
+}
+
+#[tokio::test]
+async fn an_idle_node_asks_redis_once_a_second_at_most() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    node.until_connected().await;
+    let calls = async || {
+        let stats: String = server.run(&["INFO", "commandstats"]).await;
+        let time = stats.lines().find(|line| line.starts_with("cmdstat_time:")).map(str::to_owned);
+        time.and_then(|line| line.split(['=', ','].as_slice()).nth(1)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let before = calls().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let after = calls().await;
+    assert!(after - before <= 1, "{before} {after}");
+}
