@@ -1,6 +1,7 @@
 //! Attaching, taking over, reloading and removing, with real packets over veth. Needs root and the XDP object.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
@@ -8,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use aya::{maps::loaded_maps, programs::{loaded_links, loaded_programs}};
 use limiter_common::{
     budget::BudgetReason,
     rule::EnforcementMode::Enforce,
@@ -15,7 +17,7 @@ use limiter_common::{
     verdict::{DropReason, PassReason, Verdict},
 };
 use limiter_tests::{
-    eventually::eventually,
+    eventually::until,
     fixture::{Limited, World},
     netns::{CLIENT_V4, CLIENT_V6, GATEWAY_V4, GATEWAY_V6, INTERFACE, SECOND_INTERFACE, TestNet, TestPins},
     object::xdp_object,
@@ -28,6 +30,7 @@ use limiter_user::dataplane::{
 const PORT: u16 = 443;
 const OTHER_PORT: u16 = 22;
 const BURST: u64 = 5;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Five packets for each source, in the gateway of `net`.
 fn world(net: &TestNet) -> World {
@@ -201,7 +204,7 @@ fn a_budget_ends_at_its_deadline_without_the_agent() {
     dataplane.push_budget(source, Duration::from_millis(300), BudgetReason::KeepsSending, "per-ip").expect("push");
     drop(dataplane);
     assert_eq!(traffic.arriving(source, 1), 0);
-    eventually("packets pass again", || (traffic.arriving(source, 1) == 1).then_some(()));
+    until("packets pass again", PATIENCE, || (traffic.arriving(source, 1) == 1).then_some(()));
 }
 
 #[test]
@@ -237,17 +240,14 @@ fn a_dead_agent_leaves_enforcement_and_a_new_one_takes_over_without_refill() {
 fn a_restart_keeps_the_link() {
     let net = TestNet::new();
     let world = world(&net);
-    let link_id = || {
-        let output = Command::new("ls").args(["-i"]).arg(version_dir(&net).join(format!("link-native-{INTERFACE}"))).output();
-        String::from_utf8(output.expect("ls").stdout).expect("text")
+    let link_id = |dataplane: &KernelDataplane| {
+        let program = dataplane.interfaces().expect("interfaces")[0].program_id;
+        loaded_links().flatten().find(|link| link.program_id() == program).expect("a link of this program").id()
     };
-    drop(start(&net, &world));
-    let before = link_id();
-    assert!(!before.is_empty());
+    let first = link_id(&start(&net, &world));
     for _ in 0..5 {
-        drop(start(&net, &world));
+        assert_eq!(link_id(&start(&net, &world)), first, "the program was exchanged behind the link");
     }
-    assert_eq!(link_id(), before, "the pin of the link is the same");
 }
 
 #[test]
@@ -456,22 +456,37 @@ fn many_restarts_leak_no_pin_program_or_map() {
     let world = world(&net);
     drop(start(&net, &world));
     let pins = pins_in(&version_dir(&net));
-    assert!(!pins.iter().any(|pin| pin.contains("next")), "{pins:?}");
+    assert!(!pins.iter().any(|pin| pin.ends_with("-next")), "{pins:?}");
+    let mut programs = Vec::new();
+    let mut maps = BTreeSet::new();
     for _ in 0..20 {
-        drop(start(&net, &world));
+        let dataplane = start(&net, &world);
+        let id = dataplane.interfaces().expect("interfaces")[0].program_id;
+        programs.push(id);
+        maps.extend(maps_of(id));
+        drop(dataplane);
         assert_eq!(pins_in(&version_dir(&net)), pins);
     }
-    // Maps of the generations before are gone once the kernel has cleaned up behind them.
-    let ours = || kernel_objects("map") + kernel_objects("prog");
-    let with_pins = ours();
+    let last = programs.pop().expect("twenty programs");
+    // The kernel frees them in a worker of its own.
+    until("only the last program is there", PATIENCE, || programs.iter().all(|id| !is_program(*id)).then_some(()));
+    assert!(is_program(last));
     unpin_in(&net).expect("unpin");
-    eventually("the program and its maps are gone", || (ours() + pins.len() / 2 < with_pins + pins.len()).then_some(()));
+    until("the last program is gone", PATIENCE, || (!is_program(last)).then_some(()));
+    until("its maps are gone", PATIENCE, || {
+        (!loaded_maps().flatten().any(|map| maps.contains(&map.id()))).then_some(())
+    });
 }
 
-/// How many BPF objects the kernel has: lines of the iterators that bpffs preloads.
-fn kernel_objects(kind: &str) -> usize {
-    let file = Path::new("/sys/fs/bpf").join(if kind == "map" { "maps.debug" } else { "progs.debug" });
-    fs::read_to_string(file).map_or(0, |text| text.lines().count())
+fn is_program(id: u32) -> bool {
+    loaded_programs().flatten().any(|program| program.id() == id)
+}
+
+fn maps_of(program: u32) -> Vec<u32> {
+    let program = loaded_programs().flatten().find(|loaded| loaded.id() == program).expect("a program");
+    let maps = program.map_ids().expect("maps").expect("a kernel that tells them");
+    assert!(maps.len() > 10, "{maps:?}");
+    maps
 }
 
 #[test]

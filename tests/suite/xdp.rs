@@ -1,6 +1,6 @@
 //! The XDP program on packets, by BPF_PROG_TEST_RUN. Needs root and the XDP object.
 
-use std::{collections::BTreeSet, sync::Barrier, thread};
+use std::{collections::BTreeSet, sync::Barrier, thread, time::Duration};
 
 use limiter_common::{
     quota::{Quota, Rate},
@@ -8,6 +8,7 @@ use limiter_common::{
     verdict::{DropReason, PassReason, Verdict},
 };
 use limiter_tests::{
+    eventually::until,
     fixture::{Fixture, Limited, Loaded, World, burst_of, fixtures},
     packet::{self, Packet},
 };
@@ -173,7 +174,7 @@ fn buckets_refill_at_their_rate() {
     let passes = || matches!(loaded.judge(&frame).0, Verdict::Pass(_));
     assert!(passes());
     assert!(!passes());
-    limiter_tests::eventually::until("a unit has come back", Duration::from_secs(10), || passes().then_some(()));
+    until("a unit has come back", Duration::from_secs(10), || passes().then_some(()));
 }
 
 #[test]
