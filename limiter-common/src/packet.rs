@@ -309,7 +309,7 @@ mod tests {
             frame.extend(ether_type.to_be_bytes());
             frame.extend(tail);
             for len in 0..frame.len() {
-                let _: Parsed = parse(&frame[..len]);
+                prop_assert_eq!(parse(&frame[..len]), parse(&frame[..len]));
             }
         }
     }

@@ -236,9 +236,9 @@ impl Charge<'_> {
         match step.outcome {
             Outcome::Conforming => Ok(step.tat),
             Outcome::NonConforming { .. } | Outcome::NeverConforming => {
-                if step.tat != seen {
-                    // A quota was lowered: the debt is cut to the new one. Where the swap fails, the next packet does it.
-                    let _: Result<(), u64> = self.tat.swap(seen, step.tat);
+                // A quota was lowered: the debt is cut to the new one. Where the swap fails, the next packet does it.
+                if step.tat != seen && self.tat.swap(seen, step.tat).is_err() {
+                    return Err(self.reason);
                 }
                 Err(self.reason)
             }

@@ -18,13 +18,7 @@ mod slots;
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use limiter_common::{
-    acl::Origin,
-    budget::BudgetReason,
-    quota::Quota,
-    stats::Counter,
-    verdict::Verdict,
-};
+use limiter_common::{acl::Origin, budget::BudgetReason, quota::Quota, stats::Counter, verdict::Verdict};
 
 use crate::policy::Policy;
 

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use aya::{maps::loaded_maps, programs::{loaded_links, loaded_programs}};
+use aya::{
+    maps::loaded_maps,
+    programs::{loaded_links, loaded_programs},
+};
 use limiter_common::{
     budget::BudgetReason,
     rule::EnforcementMode::Enforce,
@@ -416,7 +419,10 @@ fn pins_of_another_schema_are_refused_and_can_be_removed() {
     let old = net.pin_dir().join("v4711");
     fs::rename(version_dir(&net), &old).expect("rename");
     let error = try_start(&net, &world).expect_err("another schema").to_string();
-    assert!(error.contains(&format!("use schema 4711, this agent needs {SCHEMA_VERSION}: run \"limiter unpin\"")), "{error}");
+    assert!(
+        error.contains(&format!("use schema 4711, this agent needs {SCHEMA_VERSION}: run \"limiter unpin\"")),
+        "{error}"
+    );
     assert!(xdp_of(&net, INTERFACE).is_some(), "what was pinned goes on");
     assert_eq!(unpin_in(&net).expect("unpin").links, 1);
     assert_eq!(xdp_of(&net, INTERFACE), None);

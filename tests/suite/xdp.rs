@@ -107,7 +107,8 @@ fn two_cpus_charge_every_dimension_or_none() {
     let syn = Packet::tcp("192.0.2.7", 443, packet::SYN).build();
     let ack = Packet::tcp("192.0.2.7", 443, packet::ACK).build();
     // Connections run out first. What those denials cost in packets would be missing below.
-    let limits = [(Limited::Packets, 2 * BURST), (Limited::Bytes, 2 * BURST * syn.len() as u64), (Limited::Connections, BURST)];
+    let limits =
+        [(Limited::Packets, 2 * BURST), (Limited::Bytes, 2 * BURST * syn.len() as u64), (Limited::Connections, BURST)];
     let loaded = World::new().rule("four", "0.0.0.0/0", Enforce, &limits).load();
     hammer(&loaded, [&syn, &syn], 200_000);
     let passed = || loaded.packets(Verdict::Pass(PassReason::Conforming));
@@ -182,7 +183,8 @@ fn everything_switched_on_stays_below_a_hundred_thousand_instructions() {
     let everything = || {
         let all = [(Limited::Packets, 1_000_000_000), (Limited::Bytes, 1 << 40), (Limited::Connections, 1_000_000_000)];
         let world = World::new().rule("four", "0.0.0.0/0", Enforce, &all).rule("six", "::/0", Enforce, &all);
-        let world = world.rule("narrow", "198.51.100.0/24", Enforce, &all).rule("narrow6", "2001:db8:9::/48", Enforce, &all);
+        let world =
+            world.rule("narrow", "198.51.100.0/24", Enforce, &all).rule("narrow6", "2001:db8:9::/48", Enforce, &all);
         world.allow("203.0.113.0/24").allow("2001:db8:a::/48").deny("203.0.112.0/24").deny("2001:db8:b::/48")
     };
     let one = || World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, 1_000_000_000)]);
@@ -214,7 +216,8 @@ fn nanoseconds_a_packet() {
     one_without_budgets.config.budgets = false;
     let everything = || {
         let world = World::new().rule("four", "0.0.0.0/0", Enforce, &all).rule("six", "::/0", Enforce, &all);
-        let world = world.rule("narrow", "192.0.2.0/24", Enforce, &all).rule("narrow6", "2001:db8:1::/48", Enforce, &all);
+        let world =
+            world.rule("narrow", "192.0.2.0/24", Enforce, &all).rule("narrow6", "2001:db8:1::/48", Enforce, &all);
         world.allow("203.0.113.0/24").allow("2001:db8:a::/48").deny("203.0.112.0/24").deny("2001:db8:b::/48")
     };
     let syn4 = || Packet::tcp("192.0.2.7", 443, packet::SYN);
@@ -223,7 +226,15 @@ fn nanoseconds_a_packet() {
         ("not IP", one(), Packet::raw(0x88cc, &[0; 50])),
         ("not protected", one(), Packet::tcp("192.0.2.7", 22, packet::SYN)),
         ("deny hit", World::new().deny("192.0.2.7/32"), syn4()),
-        ("deny hit, no budgets", { let mut world = World::new().deny("192.0.2.7/32"); world.config.budgets = false; world }, syn4()),
+        (
+            "deny hit, no budgets",
+            {
+                let mut world = World::new().deny("192.0.2.7/32");
+                world.config.budgets = false;
+                world
+            },
+            syn4(),
+        ),
         ("IPv4, one default rule, no budgets", one_without_budgets.clone(), syn4()),
         ("IPv6, one default rule, no budgets", one_without_budgets, syn6()),
         ("IPv4, one default rule", one(), syn4()),

@@ -15,17 +15,17 @@ use super::{
     pins::{self, LinkPin, PinDir, pin_error},
 };
 
-/// Attaches, or exchanges the program, on `wanted`, and detaches from every other interface that is pinned here. An
-/// error leaves everything as it was.
+/// Attaches, or exchanges the program, on `wanted`. An error leaves everything as it was; what is returned beside the
+/// interfaces can do the same later.
 ///
 /// An interface that does not exist is an error at a start; while the agent runs (`previous`) it may come and go.
 pub(super) fn attach(
     program: &mut Xdp,
-    previous: Option<&mut Xdp>,
+    mut previous: Option<&mut Xdp>,
     wanted: &[String],
     mode: XdpMode,
     pins: &PinDir,
-) -> Result<Vec<AttachedInterface>, DataplaneError> {
+) -> Result<(Vec<AttachedInterface>, Undo), DataplaneError> {
     let pinned = pins.links()?;
     let find = |interface: &str| pinned.iter().find(|link| link.interface == interface);
     let may_be_missing = previous.is_some();
@@ -42,15 +42,17 @@ pub(super) fn attach(
                 tracing::warn!(target: "limiter::dataplane", "{interface} is gone: nothing is limited there");
             }
             Err(error) => {
-                undo.undo(previous);
+                undo.undo(previous.take());
                 return Err(error);
             }
         }
     }
-    for link in pinned.iter().filter(|link| !wanted.contains(&link.interface)) {
-        pins::detach(link)?;
-    }
-    Ok(attached)
+    Ok((attached, undo))
+}
+
+/// Detaches from every interface that is pinned here and not `wanted`.
+pub(super) fn detach_others(wanted: &[String], pins: &PinDir) -> Result<(), DataplaneError> {
+    pins.links()?.iter().filter(|link| !wanted.contains(&link.interface)).try_for_each(pins::detach)
 }
 
 /// The mode that the interface uses from now on.
@@ -91,13 +93,13 @@ fn require_interface(interface: &str) -> Result<(), DataplaneError> {
 
 /// What has been done so far.
 #[derive(Debug, Default)]
-struct Undo {
+pub(super) struct Undo {
     attached: Vec<LinkPin>,
     exchanged: Vec<LinkPin>,
 }
 
 impl Undo {
-    fn undo(&mut self, previous: Option<&mut Xdp>) {
+    pub(super) fn undo(&mut self, previous: Option<&mut Xdp>) {
         for link in self.attached.drain(..) {
             if let Err(error) = pins::detach(&link) {
                 tracing::error!(target: "limiter::dataplane", %error, "could not detach from {} again", link.interface);
@@ -134,12 +136,7 @@ fn exchange(program: &mut Xdp, link: &LinkPin) -> Result<bool, DataplaneError> {
     }
 }
 
-fn attach_one(
-    program: &mut Xdp,
-    interface: &str,
-    mode: XdpMode,
-    pins: &PinDir,
-) -> Result<LinkPin, DataplaneError> {
+fn attach_one(program: &mut Xdp, interface: &str, mode: XdpMode, pins: &PinDir) -> Result<LinkPin, DataplaneError> {
     match mode {
         XdpMode::Native => attach_in(program, interface, AttachedMode::Native, pins),
         XdpMode::Generic => attach_in(program, interface, AttachedMode::Generic, pins),
@@ -157,12 +154,7 @@ fn attach_one(
     }
 }
 
-fn attach_in(
-    program: &mut Xdp,
-    interface: &str,
-    mode: AttachedMode,
-    pins: &PinDir,
-) -> Result<LinkPin, DataplaneError> {
+fn attach_in(program: &mut Xdp, interface: &str, mode: AttachedMode, pins: &PinDir) -> Result<LinkPin, DataplaneError> {
     let flags = match mode {
         AttachedMode::Native => KernelMode::Driver,
         AttachedMode::Generic => KernelMode::Skb,

@@ -1,12 +1,6 @@
 //! The real data plane.
 
-use std::{
-    borrow::Cow,
-    collections::HashMap,
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{borrow::Cow, collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use limiter_common::{
@@ -124,8 +118,7 @@ impl KernelDataplane {
         acl.insert(list, prefix, deadline);
         let State { attached, rules, .. } = &mut *state;
         let (pins, created) = PinDir::prepare(&self.config.pin_dir)?;
-        let plan =
-            Plan { object: &self.object, config: &self.config, tuning: &self.tuning, rules: &*rules, acl: &acl };
+        let plan = Plan { object: &self.object, config: &self.config, tuning: &self.tuning, rules: &*rules, acl: &acl };
         let next = loader::load(plan, pins, created)?.verify()?.fill()?.attach(Some(attached))?;
         state.attached = next;
         state.acl = acl;
@@ -161,9 +154,8 @@ impl KernelDataplane {
                 return Err(DataplaneError::TooMany { what: "budgets", count, capacity: MAX_BUDGETS });
             }
         }
-        let in_use = |id: &str| {
-            rules.rules.iter().any(|rule| &*rule.id == id) || request_rules.iter().any(|rule| &**rule == id)
-        };
+        let in_use =
+            |id: &str| rules.rules.iter().any(|rule| &*rule.id == id) || request_rules.iter().any(|rule| &**rule == id);
         let slot = loader::slot_for(&mut attached.maps, &mut attached.slots, rule, in_use)?.unwrap_or(NO_RULE);
         let budget = budget(acl::deadline(ktime(), lasts), slot);
         attached.maps.insert_budget(source, budget)?;
@@ -245,8 +237,7 @@ impl Dataplane for KernelDataplane {
         reason: BudgetReason,
         rule: &str,
     ) -> Result<(), DataplaneError> {
-        let packets =
-            packets.params().map_err(|source| DataplaneError::Quota { rule: rule.to_owned(), source })?;
+        let packets = packets.params().map_err(|source| DataplaneError::Quota { rule: rule.to_owned(), source })?;
         self.push(source, lasts, rule, |deadline, slot| Budget::replace(packets, deadline, reason, slot))
     }
 

@@ -16,6 +16,7 @@ const IFLA_XDP_PROG_ID: u16 = 4;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 /// Of `struct nlmsghdr`, and of `struct ifinfomsg`.
 const HEADER_LEN: usize = 16;
+const REQUEST_LEN: u32 = 32;
 
 /// The id of the program that is attached to `interface`, if any is.
 pub(super) fn program_id(interface: &str) -> io::Result<Option<u32>> {
@@ -30,7 +31,7 @@ pub(super) fn program_id(interface: &str) -> io::Result<Option<u32>> {
 }
 
 fn request(index: u32) -> Vec<u8> {
-    let mut message = u32::to_ne_bytes(2 * HEADER_LEN as u32).to_vec();
+    let mut message = REQUEST_LEN.to_ne_bytes().to_vec();
     message.extend(RTM_GETLINK.to_ne_bytes());
     message.extend(NLM_F_REQUEST.to_ne_bytes());
     // Sequence number and port.
@@ -40,6 +41,7 @@ fn request(index: u32) -> Vec<u8> {
     message.extend(index.to_ne_bytes());
     // Flags and their mask.
     message.extend([0; 8]);
+    debug_assert_eq!(message.len(), 2 * HEADER_LEN);
     message
 }
 
