@@ -67,9 +67,7 @@ impl KernelDataplane {
     ) -> Result<Self, DataplaneError> {
         let object = object.into();
         let state = bring_up(&object, &config, &tuning, policy, None)?;
-        let budgets = state.attached.maps.read_budgets()?.into_iter().collect();
-        let state = RwLock::new(State { budgets, ..state });
-        Ok(Self { object, config, tuning, state })
+        Ok(Self { object, config, tuning, state: RwLock::new(state) })
     }
 
     /// Runs the program on a frame, as if it had arrived. Counts and charges.
@@ -180,10 +178,14 @@ fn bring_up(
     };
     let acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
     let plan = Plan { object, config, tuning, rules: &rules, acl: &acl };
-    let previous = previous.map(|state| &mut state.attached);
-    let attached = loader::load(plan, pins, created)?.verify()?.fill()?.attach(previous)?;
+    let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
+    let budgets = match &previous {
+        Some(state) => state.budgets.clone(),
+        None => configured.budgets()?,
+    };
+    let attached = configured.attach(previous.map(|state| &mut state.attached))?;
     let request_rules = policy.rules.iter().map(|rule| Arc::clone(&rule.id)).collect();
-    Ok(State { attached, rules, request_rules, acl, budgets: HashMap::new() })
+    Ok(State { attached, rules, request_rules, acl, budgets })
 }
 
 impl Dataplane for KernelDataplane {
@@ -348,9 +350,7 @@ impl Dataplane for KernelDataplane {
 
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError> {
         let mut state = self.state.write();
-        let next = bring_up(&self.object, &self.config, &self.tuning, policy, Some(&mut state))?;
-        let budgets = std::mem::take(&mut state.budgets);
-        *state = State { budgets, ..next };
+        *state = bring_up(&self.object, &self.config, &self.tuning, policy, Some(&mut state))?;
         Ok(())
     }
 

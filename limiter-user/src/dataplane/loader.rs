@@ -1,6 +1,10 @@
 //! Load, verify, fill, attach: in this order, which the types enforce. Each step takes what the step before returns.
 
-use std::hash::{BuildHasher as _, RandomState};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher as _, RandomState},
+    net::IpAddr,
+};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -9,6 +13,7 @@ use aya::{
 };
 use limiter_common::{
     addr::{SrcMaskV4, SrcMaskV6},
+    budget::Budget,
     gcra::GcraParams,
     quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
@@ -286,6 +291,11 @@ where
 }
 
 impl Configured<'_> {
+    /// What an earlier agent has pushed.
+    pub(super) fn budgets(&self) -> Result<HashMap<IpAddr, Budget>, DataplaneError> {
+        Ok(self.maps.read_budgets()?.into_iter().collect())
+    }
+
     /// `previous` is put back in force on interfaces that were switched over before another one failed.
     pub(super) fn attach(self, previous: Option<&mut Attached>) -> Result<Attached, DataplaneError> {
         let Self { plan, pins, created, mut ebpf, maps, slots } = self;
