@@ -52,8 +52,8 @@ impl SrcMaskV6 {
     }
 
     pub const fn halves(&self) -> [[u8; 8]; 2] {
-        let bits = u128::from_be_bytes(self.0);
-        [((bits >> 64) as u64).to_be_bytes(), (bits as u64).to_be_bytes()]
+        let [a, b, c, d, e, f, g, h, rest @ ..] = self.0;
+        [[a, b, c, d, e, f, g, h], rest]
     }
 }
 
@@ -118,7 +118,8 @@ pub mod aggregate_index {
         hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         hash ^= seed.rotate_left(32);
         hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((hash ^ hash >> 31) as u32) & (AGGREGATES - 1)
+        let [.., a, b, c, d] = (hash ^ hash >> 31).to_be_bytes();
+        u32::from_be_bytes([a, b, c, d]) & (AGGREGATES - 1)
     }
 }
 

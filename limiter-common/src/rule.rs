@@ -78,14 +78,23 @@ impl PacketRule {
 
     #[inline(always)]
     pub const fn limit(&self, dimension: Dimension) -> Option<&GcraParams> {
-        if self.limits & dimension.bit() == 0 {
-            return None;
-        }
-        Some(match dimension {
+        if self.limits & dimension.bit() == 0 { None } else { Some(self.params(dimension)) }
+    }
+
+    /// Bits of the dimensions that are limited.
+    #[inline(always)]
+    pub const fn limits(&self) -> u32 {
+        self.limits
+    }
+
+    /// The parameters of a dimension, which mean nothing unless it is limited.
+    #[inline(always)]
+    pub const fn params(&self, dimension: Dimension) -> &GcraParams {
+        match dimension {
             Dimension::Packets => &self.packets,
             Dimension::Bytes => &self.bytes,
             Dimension::Connections => &self.connections,
-        })
+        }
     }
 
     #[inline(always)]

@@ -90,6 +90,7 @@ pub struct MapSpec {
     pub lifetime: Lifetime,
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "keys and values are small")]
 const fn spec<K, V>(name: &'static str, kind: MapKind, capacity: u32, lifetime: Lifetime) -> MapSpec {
     MapSpec { name, kind, key_size: size_of::<K>() as u32, value_size: size_of::<V>() as u32, capacity, lifetime }
 }

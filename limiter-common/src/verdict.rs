@@ -74,9 +74,12 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    #[expect(clippy::cast_possible_truncation, reason = "a count of variants")]
     const DROPS: u32 = PassReason::ALL.len() as u32;
+    #[expect(clippy::cast_possible_truncation, reason = "a count of variants")]
     const SHADOW_DROPS: u32 = Self::DROPS + DropReason::ALL.len() as u32;
     /// How many counters there are.
+    #[expect(clippy::cast_possible_truncation, reason = "a count of variants")]
     pub const COUNT: u32 = Self::SHADOW_DROPS + DropReason::ALL.len() as u32;
 
     /// Index of the counter.

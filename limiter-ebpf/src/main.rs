@@ -7,7 +7,7 @@
 //! dereferences map values, and nothing is logged per packet.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(target_arch = "bpf", expect(internal_features, reason = "the BPF target has no CAS in core::sync::atomic"))]
-#![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
 
 mod acl;
 mod budget;

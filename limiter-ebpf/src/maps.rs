@@ -147,9 +147,11 @@ impl BucketState {
     #[inline(always)]
     fn new(bucket: *mut Bucket) -> Self {
         // SAFETY: `bucket` is the address of a whole map value, so its fields are in bounds.
-        let [packets, bytes, connections] = unsafe {
-            [&raw mut (*bucket).packets_tat, &raw mut (*bucket).bytes_tat, &raw mut (*bucket).connections_tat]
-        };
+        let packets = unsafe { &raw mut (*bucket).packets_tat };
+        // SAFETY: as above.
+        let bytes = unsafe { &raw mut (*bucket).bytes_tat };
+        // SAFETY: as above.
+        let connections = unsafe { &raw mut (*bucket).connections_tat };
         Self { packets: Tat { cell: packets }, bytes: Tat { cell: bytes }, connections: Tat { cell: connections } }
     }
 }

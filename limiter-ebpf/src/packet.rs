@@ -46,4 +46,31 @@ impl PacketRead for Frame {
     fn has(&self, len: usize) -> bool {
         len as u64 <= self.len
     }
+
+    #[inline(always)]
+    fn forget(&self, number: usize) -> usize {
+        forget(number, self.len)
+    }
+}
+
+/// Mixes a number that the verifier does not know in and out again: two instructions.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+pub(crate) fn forget(mut number: usize, unknown: u64) -> usize {
+    // SAFETY: the instructions touch nothing but the register.
+    unsafe {
+        core::arch::asm!(
+            "{number} ^= {unknown}",
+            "{number} ^= {unknown}",
+            number = inout(reg) number,
+            unknown = in(reg) unknown,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    number
+}
+
+#[cfg(not(target_arch = "bpf"))]
+pub(crate) fn forget(number: usize, _: u64) -> usize {
+    number
 }

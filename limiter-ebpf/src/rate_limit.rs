@@ -12,6 +12,7 @@ use limiter_common::{
 use crate::{
     globals,
     maps::{self, BucketState, Tat},
+    packet,
     source::Family,
     stats::Ruling,
 };
@@ -20,7 +21,8 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(crate) struct Cost {
     pub(crate) bytes: u64,
-    pub(crate) opens_connection: bool,
+    /// 1 for a segment that opens a connection.
+    pub(crate) connections: u64,
 }
 
 #[inline(always)]
@@ -31,28 +33,83 @@ pub(crate) fn judge<F: Family>(
     cost: Cost,
     now: KtimeNs,
 ) -> Ruling {
-    // A rule that is off limits nothing; a budget holds without a rule too.
-    let rule = source.rule().filter(|rule| !rule.is_off());
-    let (slot, shadow) = match (rule, budget) {
-        (Some(rule), _) => (rule.slot(), rule.is_shadow()),
-        (None, Some(budget)) => (budget.rule_slot(), false),
-        (None, None) => return Verdict::Pass(PassReason::Unlimited).into(),
+    let Some(limits) = limits(source.rule(), budget, cost) else {
+        return Verdict::Pass(PassReason::Unlimited).into();
     };
     let now_ticks = now.ticks();
     let taken = match own_bucket::<F>(key, now_ticks) {
-        Some(bucket) => take(bucket, rule, budget, cost, now_ticks),
+        Some(bucket) => take(bucket, &limits, cost, now_ticks),
         None => match source.aggregate() {
-            Some(bucket) => take(bucket, rule, budget, cost, now_ticks).map_err(of_new_source),
+            Some(bucket) => take(bucket, &limits, cost, now_ticks).map_err(of_new_source),
             // The index is always in range; whoever has no bucket is not let through.
             None => Err(DropReason::NewSources),
         },
     };
     let verdict = match taken {
         Ok(()) => Verdict::Pass(PassReason::Conforming),
-        Err(reason) if shadow => Verdict::ShadowDrop(reason),
+        Err(reason) if limits.shadow != 0 => Verdict::ShadowDrop(reason),
         Err(reason) => Verdict::Drop(reason),
     };
-    Ruling { verdict, slot }
+    Ruling { verdict, slot: limits.slot }
+}
+
+/// What limits a source. A copy, so that for the verifier it is the same wherever it comes from.
+struct Limits {
+    /// Bits of the dimensions that are limited.
+    set: usize,
+    packets: GcraParams,
+    bytes: GcraParams,
+    connections: GcraParams,
+    slot: u32,
+    /// Not 0 for a rule that only counts.
+    shadow: usize,
+}
+
+/// A rule that is off limits nothing. A budget replaces the packet limit of a rule and leaves the others; without a
+/// rule it holds by itself.
+#[inline(always)]
+fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Option<Limits> {
+    let rule = rule.filter(|rule| !rule.is_off());
+    let mut limits = Limits {
+        set: 0,
+        packets: GcraParams::default(),
+        bytes: GcraParams::default(),
+        connections: GcraParams::default(),
+        slot: 0,
+        shadow: 0,
+    };
+    match (rule, budget) {
+        (None, None) => return None,
+        (None, Some(budget)) => limits.slot = budget.rule_slot(),
+        (Some(rule), _) => {
+            limits.set = rule.limits() as usize;
+            limits.slot = rule.slot();
+            limits.shadow = rule.is_shadow().into();
+            if is_used(Dimension::Packets) {
+                limits.packets = *rule.params(Dimension::Packets);
+            }
+            if is_used(Dimension::Bytes) {
+                limits.bytes = *rule.params(Dimension::Bytes);
+            }
+            if is_used(Dimension::Connections) {
+                limits.connections = *rule.params(Dimension::Connections);
+            }
+        }
+    }
+    if let Some(budget) = budget {
+        limits.set |= Dimension::Packets.bit() as usize;
+        limits.packets = *budget.packets();
+    }
+    limits.set = packet::forget(limits.set, cost.bytes);
+    limits.shadow = packet::forget(limits.shadow, cost.bytes);
+    Some(limits)
+}
+
+/// Whether anything limits this dimension: known before load.
+#[inline(always)]
+fn is_used(dimension: Dimension) -> bool {
+    let by_budget = matches!(dimension, Dimension::Packets) && globals::is_on(&globals::HAS_BUDGETS);
+    by_budget || globals::LIMITS.load() & dimension.bit() != 0
 }
 
 #[inline(always)]
@@ -76,128 +133,115 @@ fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Option<BucketState> {
         return Some(bucket);
     }
     let quota = globals::CREATION_QUOTA.load();
-    let creation = Charge::prepare(maps::creation_tat()?, &quota, now_ticks, 1, DropReason::NewSources);
-    creation.and_then(|charge| charge.commit(now_ticks)).ok()?;
+    let creation = Charge { tat: maps::creation_tat()?, params: &quota, cost: 1, reason: DropReason::NewSources };
+    creation.commit(now_ticks).ok()?;
     F::create_bucket(key, now_ticks);
     F::bucket(key)
 }
 
 /// Takes the packet's cost in every dimension that is limited, or nothing.
 #[inline(always)]
-fn take(
-    bucket: BucketState,
-    rule: Option<&PacketRule>,
-    budget: Option<&Budget>,
-    cost: Cost,
-    now: u64,
-) -> Result<(), DropReason> {
-    let limit = |dimension: Dimension| {
-        if globals::LIMITS.load() & dimension.bit() == 0 { None } else { rule?.limit(dimension) }
-    };
-    // A budget replaces the packet limit and leaves the others.
-    let packets = match budget {
-        Some(budget) => Some(budget.packets()),
-        None => limit(Dimension::Packets),
-    };
-    let connections = if cost.opens_connection { limit(Dimension::Connections) } else { None };
-
-    let packets = prepare(bucket.packets, packets, now, 1, DropReason::RateLimitedPackets)?;
-    let bytes = prepare(bucket.bytes, limit(Dimension::Bytes), now, cost.bytes, DropReason::RateLimitedBytes)?;
-    let connections = prepare(bucket.connections, connections, now, 1, DropReason::RateLimitedConnections)?;
-
-    // Other CPUs may have taken meanwhile. What one dimension refuses is given back in the others.
-    if let Some(charge) = &packets {
-        charge.commit(now)?;
+fn take(bucket: BucketState, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
+    let packets = Dimension::Packets;
+    let bytes = Dimension::Bytes;
+    let connections = Dimension::Connections;
+    let several = [packets, bytes, connections].into_iter().filter(|dimension| is_used(*dimension)).count() > 1;
+    if several {
+        limits.peek(packets, bucket, cost, now)?;
+        limits.peek(bytes, bucket, cost, now)?;
+        limits.peek(connections, bucket, cost, now)?;
     }
-    if let Some(charge) = &bytes
-        && let Err(reason) = charge.commit(now)
-    {
-        give_back(&packets);
+    // Other CPUs may have taken meanwhile. What one dimension refuses is given back in the others.
+    limits.charge(packets, bucket, cost, now)?;
+    if let Err(reason) = limits.charge(bytes, bucket, cost, now) {
+        limits.give_back(packets, bucket, cost);
         return Err(reason);
     }
-    if let Some(charge) = &connections
-        && let Err(reason) = charge.commit(now)
-    {
-        give_back(&packets);
-        give_back(&bytes);
+    if let Err(reason) = limits.charge(connections, bucket, cost, now) {
+        limits.give_back(packets, bucket, cost);
+        limits.give_back(bytes, bucket, cost);
         return Err(reason);
     }
     Ok(())
 }
 
-#[inline(always)]
-fn prepare(
-    tat: Tat,
-    params: Option<&GcraParams>,
-    now: u64,
-    cost: u64,
-    reason: DropReason,
-) -> Result<Option<Charge<'_>>, DropReason> {
-    match params {
-        Some(params) => Charge::prepare(tat, params, now, cost, reason).map(Some),
-        None => Ok(None),
+impl Limits {
+    /// The charge in one dimension; `None` when the packet takes nothing there.
+    #[inline(always)]
+    fn in_dimension(&self, dimension: Dimension, bucket: BucketState, cost: Cost) -> Option<Charge<'_>> {
+        if !is_used(dimension) || self.set & dimension.bit() as usize == 0 {
+            return None;
+        }
+        let (tat, params, cost, reason) = match dimension {
+            Dimension::Packets => (bucket.packets, &self.packets, 1, DropReason::RateLimitedPackets),
+            Dimension::Bytes => (bucket.bytes, &self.bytes, cost.bytes, DropReason::RateLimitedBytes),
+            Dimension::Connections => {
+                (bucket.connections, &self.connections, cost.connections, DropReason::RateLimitedConnections)
+            }
+        };
+        if cost == 0 { None } else { Some(Charge { tat, params, cost, reason }) }
+    }
+
+    #[inline(always)]
+    fn peek(&self, dimension: Dimension, bucket: BucketState, cost: Cost, now: u64) -> Result<(), DropReason> {
+        match self.in_dimension(dimension, bucket, cost) {
+            Some(charge) => charge.next(charge.tat.load(), now).map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    #[inline(always)]
+    fn charge(&self, dimension: Dimension, bucket: BucketState, cost: Cost, now: u64) -> Result<(), DropReason> {
+        match self.in_dimension(dimension, bucket, cost) {
+            Some(charge) => charge.commit(now),
+            None => Ok(()),
+        }
+    }
+
+    #[inline(always)]
+    fn give_back(&self, dimension: Dimension, bucket: BucketState, cost: Cost) {
+        if let Some(charge) = self.in_dimension(dimension, bucket, cost) {
+            charge.tat.subtract(charge.params.increment(charge.cost));
+        }
     }
 }
 
-#[inline(always)]
-fn give_back(charge: &Option<Charge<'_>>) {
-    if let Some(charge) = charge {
-        charge.tat.subtract(charge.params.increment(charge.cost));
-    }
-}
-
-/// A cost that conforms to the state that was seen.
+/// A cost in one dimension.
 #[derive(Clone, Copy)]
 struct Charge<'a> {
     tat: Tat,
     params: &'a GcraParams,
     cost: u64,
     reason: DropReason,
-    seen: u64,
-    next: u64,
 }
 
-impl<'a> Charge<'a> {
-    #[inline(always)]
-    fn prepare(
-        tat: Tat,
-        params: &'a GcraParams,
-        now: u64,
-        cost: u64,
-        reason: DropReason,
-    ) -> Result<Self, DropReason> {
-        let seen = tat.load();
-        let next = next(tat, params, seen, now, cost).ok_or(reason)?;
-        Ok(Self { tat, params, cost, reason, seen, next })
-    }
-
-    /// Stores the new state; where another CPU was quicker, judges again by what it left.
+impl Charge<'_> {
+    /// Stores the state after this cost; where another CPU was quicker, judges again by what it left.
     #[inline(always)]
     fn commit(&self, now: u64) -> Result<(), DropReason> {
-        let (mut seen, mut after) = (self.seen, self.next);
+        let mut seen = self.tat.load();
         for _ in 0..globals::SWAP_ATTEMPTS.load().min(globals::MAX_SWAP_ATTEMPTS) {
-            match self.tat.swap(seen, after) {
+            match self.tat.swap(seen, self.next(seen, now)?) {
                 Ok(()) => return Ok(()),
                 Err(found) => seen = found,
             }
-            after = next(self.tat, self.params, seen, now, self.cost).ok_or(self.reason)?;
         }
         Err(DropReason::Contended)
     }
-}
 
-/// The state after a conforming cost.
-#[inline(always)]
-fn next(tat: Tat, params: &GcraParams, seen: u64, now: u64, cost: u64) -> Option<u64> {
-    let step = gcra::check(seen, params, now, cost);
-    match step.outcome {
-        Outcome::Conforming => Some(step.tat),
-        Outcome::NonConforming { .. } | Outcome::NeverConforming => {
-            if step.tat != seen {
+    /// The state after this cost, if it conforms.
+    #[inline(always)]
+    fn next(&self, seen: u64, now: u64) -> Result<u64, DropReason> {
+        let step = gcra::check(seen, self.params, now, self.cost);
+        match step.outcome {
+            Outcome::Conforming => Ok(step.tat),
+            Outcome::NonConforming { .. } | Outcome::NeverConforming => {
                 // A quota was lowered: the debt is cut to the new one. Where the swap fails, the next packet does it.
-                let _: Result<(), u64> = tat.swap(seen, step.tat);
+                if step.tat != seen && self.tat.swap(seen, step.tat).is_err() {
+                    return Err(self.reason);
+                }
+                Err(self.reason)
             }
-            None
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod config;
 mod error;
 pub mod fake;
 mod kernel;
+mod link_state;
 mod loader;
 mod maps;
 mod pins;
@@ -17,13 +18,7 @@ mod slots;
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use limiter_common::{
-    acl::Origin,
-    budget::BudgetReason,
-    quota::Quota,
-    stats::Counter,
-    verdict::Verdict,
-};
+use limiter_common::{acl::Origin, budget::BudgetReason, quota::Quota, stats::Counter, verdict::Verdict};
 
 use crate::policy::Policy;
 

@@ -25,8 +25,7 @@ pub const SECOND_INTERFACE: &str = "gw1";
 pub const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 203, 0, 1));
 pub const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec, 0, 0, 0, 0, 0, 1));
 /// Addresses of the client: two of each family, the IPv6 ones in different /64s.
-pub const CLIENT_V4: [IpAddr; 2] =
-    [IpAddr::V4(Ipv4Addr::new(10, 203, 0, 2)), IpAddr::V4(Ipv4Addr::new(10, 203, 0, 3))];
+pub const CLIENT_V4: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 203, 0, 2)), IpAddr::V4(Ipv4Addr::new(10, 203, 0, 3))];
 pub const CLIENT_V6: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec, 0, 0, 0, 0, 0, 2)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec, 0, 1, 0, 0, 0, 2)),
@@ -119,6 +118,7 @@ impl Drop for TestPins {
     }
 }
 
+#[expect(clippy::print_stderr, reason = "a panic in a destructor would hide the one that is under way")]
 fn remove_pins(path: &Path) {
     if path.exists()
         && let Err(error) = dataplane::unpin(path)
@@ -174,6 +174,7 @@ impl Drop for Namespace {
     }
 }
 
+#[expect(clippy::print_stderr, reason = "a panic in a destructor would hide the one that is under way")]
 fn delete_namespace(name: &str) {
     let deleted = Command::new("ip").args(["netns", "delete", name]).status();
     if !deleted.as_ref().is_ok_and(|status| status.success()) {

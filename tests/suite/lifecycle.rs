@@ -1,1 +1,524 @@
-//! Placeholder.
+//! Attaching, taking over, reloading and removing, with real packets over veth. Needs root and the XDP object.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use aya::{
+    maps::loaded_maps,
+    programs::{loaded_links, loaded_programs},
+};
+use limiter_common::{
+    budget::BudgetReason,
+    rule::EnforcementMode::Enforce,
+    schema::SCHEMA_VERSION,
+    verdict::{DropReason, PassReason, Verdict},
+};
+use limiter_tests::{
+    eventually::until,
+    fixture::{Limited, World},
+    netns::{CLIENT_V4, CLIENT_V6, GATEWAY_V4, GATEWAY_V6, INTERFACE, SECOND_INTERFACE, TestNet, TestPins},
+    object::xdp_object,
+};
+use limiter_user::dataplane::{
+    AttachedMode, Dataplane as _, DataplaneConfig, DataplaneError, ErrorKind as Kind, KernelDataplane, OnExit, Protect,
+    Unpinned, XdpMode, unpin,
+};
+
+const PORT: u16 = 443;
+const OTHER_PORT: u16 = 22;
+const BURST: u64 = 5;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Five packets for each source, in the gateway of `net`.
+fn world(net: &TestNet) -> World {
+    let burst = [(Limited::Packets, BURST)];
+    let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &burst).rule("six", "::/0", Enforce, &burst);
+    world.config.interfaces = vec![INTERFACE.to_owned()];
+    world.config.pin_dir = net.pin_dir().to_owned();
+    world
+}
+
+fn try_start(net: &TestNet, world: &World) -> Result<KernelDataplane, DataplaneError> {
+    let World { config, policy, tuning } = world.clone();
+    net.gateway(|| KernelDataplane::start(xdp_object(), config, &policy, tuning))
+}
+
+#[track_caller]
+fn start(net: &TestNet, world: &World) -> KernelDataplane {
+    try_start(net, world).unwrap_or_else(|error| panic!("start: {error}"))
+}
+
+/// As `limiter unpin`, in the gateway's namespace.
+fn unpin_in(net: &TestNet) -> Result<Unpinned, DataplaneError> {
+    net.gateway(|| unpin(net.pin_dir()))
+}
+
+/// UDP between the client's addresses and two ports of the gateway. Made once a test: a process that another test starts
+/// may hold a closed socket, and with it the port, for a moment.
+struct Traffic {
+    protected: UdpSocket,
+    other: UdpSocket,
+    clients: Vec<(IpAddr, UdpSocket)>,
+}
+
+impl Traffic {
+    fn new(net: &TestNet) -> Self {
+        let bind = |port| {
+            let server = net.gateway(|| UdpSocket::bind(("::", port)).expect("bind the server"));
+            server.set_read_timeout(Some(Duration::from_secs(10))).expect("set the timeout");
+            server
+        };
+        let clients = CLIENT_V4.into_iter().chain(CLIENT_V6).map(|address| {
+            let socket = net.client(|| UdpSocket::bind(SocketAddr::new(address, 0)).expect("bind a client"));
+            (address, socket)
+        });
+        Self { protected: bind(PORT), other: bind(OTHER_PORT), clients: clients.collect() }
+    }
+
+    fn send(&self, from: IpAddr, port: u16, text: &[u8]) {
+        let (_, socket) = self.clients.iter().find(|(address, _)| *address == from).expect("a client");
+        let gateway = if from.is_ipv4() { GATEWAY_V4 } else { GATEWAY_V6 };
+        socket.send_to(text, (gateway, port)).expect("send");
+    }
+
+    /// How many of `count` packets to the protected port arrive.
+    ///
+    /// A marker to the other port follows them on the wire, so that when it is there all of them are through. It is
+    /// then passed on to the protected port over loopback, where no program is attached.
+    fn arriving(&self, from: IpAddr, count: u64) -> u64 {
+        for _ in 0..count {
+            self.send(from, PORT, b"packet");
+        }
+        self.send(CLIENT_V4[1], OTHER_PORT, b"marker");
+        self.other_receives();
+        self.other.send_to(b"marker", (Ipv6Addr::LOCALHOST, PORT)).expect("send");
+        let mut arrived = 0;
+        let mut buffer = [0; 64];
+        loop {
+            let len = self.protected.recv(&mut buffer).expect("the marker arrives");
+            if &buffer[..len] == b"marker" {
+                return arrived;
+            }
+            arrived += 1;
+        }
+    }
+
+    fn other_receives(&self) -> usize {
+        self.other.recv(&mut [0; 64]).expect("a packet arrives at the port that is not protected")
+    }
+}
+
+/// What `ip` tells of XDP on an interface of the gateway.
+fn xdp_of(net: &TestNet, interface: &str) -> Option<serde_json::Value> {
+    let output = net.gateway(|| {
+        Command::new("ip").args(["-details", "-json", "link", "show", "dev", interface]).output().expect("run ip")
+    });
+    let links: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    links[0].get("xdp").cloned()
+}
+
+fn pins_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn version_dir(net: &TestNet) -> std::path::PathBuf {
+    net.pin_dir().join(format!("v{SCHEMA_VERSION}"))
+}
+
+#[test]
+fn limits_real_packets_of_both_families_in_both_modes() {
+    for (mode, attached) in [(XdpMode::Native, AttachedMode::Native), (XdpMode::Generic, AttachedMode::Generic)] {
+        let net = TestNet::new();
+        let traffic = Traffic::new(&net);
+        let mut world = world(&net);
+        world.config.mode = mode;
+        let dataplane = start(&net, &world);
+        let interfaces = dataplane.interfaces().expect("interfaces");
+        assert_eq!((interfaces.len(), interfaces[0].mode), (1, attached));
+        assert_eq!(&*interfaces[0].name, INTERFACE);
+        for source in CLIENT_V4.into_iter().chain(CLIENT_V6) {
+            assert_eq!(traffic.arriving(source, 20), BURST, "{mode:?} {source}");
+        }
+        let dropped: u64 = dataplane
+            .counters()
+            .expect("counters")
+            .iter()
+            .filter(|row| row.verdict == Verdict::Drop(DropReason::RateLimitedPackets))
+            .map(|row| row.counter.packets)
+            .sum();
+        assert_eq!(dropped, 4 * (20 - BURST), "{mode:?}");
+    }
+}
+
+#[test]
+fn auto_uses_native_mode_where_there_is_one() {
+    let net = TestNet::new();
+    let dataplane = start(&net, &world(&net));
+    assert_eq!(dataplane.interfaces().expect("interfaces")[0].mode, AttachedMode::Native);
+}
+
+#[test]
+fn auto_falls_back_to_generic_mode() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    // Loopback has no native XDP.
+    world.config.interfaces = vec!["lo".to_owned()];
+    let dataplane = start(&net, &world);
+    assert_eq!(dataplane.interfaces().expect("interfaces")[0].mode, AttachedMode::Generic);
+    drop(dataplane);
+    unpin_in(&net).expect("unpin");
+    world.config.mode = XdpMode::Native;
+    let error = try_start(&net, &world).expect_err("no native mode");
+    assert!(matches!(error, DataplaneError::NotSupported { .. }), "{error}");
+    assert!(error.to_string().contains("attach to lo in native mode"), "{error}");
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(!net.pin_dir().exists());
+}
+
+#[test]
+fn other_ports_pass_while_the_source_is_blocked() {
+    let net = TestNet::new();
+    let dataplane = start(&net, &world(&net));
+    let source = CLIENT_V4[0];
+    dataplane.push_budget(source, Duration::from_secs(3600), BudgetReason::AddressOverLimit, "per-ip").expect("push");
+    let traffic = Traffic::new(&net);
+    assert_eq!(traffic.arriving(source, 20), 0);
+    traffic.send(source, OTHER_PORT, b"ssh");
+    assert_eq!(traffic.other_receives(), 3);
+    assert!(dataplane.remove_budget(source).expect("remove"));
+    assert_eq!(traffic.arriving(source, 20), BURST);
+}
+
+#[test]
+fn a_budget_ends_at_its_deadline_without_the_agent() {
+    let net = TestNet::new();
+    let traffic = Traffic::new(&net);
+    let dataplane = start(&net, &world(&net));
+    let source = CLIENT_V6[0];
+    dataplane.push_budget(source, Duration::from_millis(300), BudgetReason::KeepsSending, "per-ip").expect("push");
+    drop(dataplane);
+    assert_eq!(traffic.arriving(source, 1), 0);
+    until("packets pass again", PATIENCE, || (traffic.arriving(source, 1) == 1).then_some(()));
+}
+
+#[test]
+fn a_dead_agent_leaves_enforcement_and_a_new_one_takes_over_without_refill() {
+    let net = TestNet::new();
+    let traffic = Traffic::new(&net);
+    let world = world(&net);
+    let source = CLIENT_V4[0];
+    let first = start(&net, &world);
+    assert_eq!(traffic.arriving(source, BURST - 2), BURST - 2);
+    first.block("198.51.100.0/24".parse().expect("a prefix"), None).expect("block");
+    first.push_budget(CLIENT_V6[1], Duration::from_secs(3600), BudgetReason::KeepsSending, "per-ip").expect("push");
+    let link = xdp_of(&net, INTERFACE).expect("attached");
+    let program = first.interfaces().expect("interfaces")[0].program_id;
+    drop(first);
+    assert_eq!(xdp_of(&net, INTERFACE), Some(link), "nothing has changed");
+    assert_eq!(traffic.arriving(source, 1), 1, "one of two is left");
+
+    let second = start(&net, &world);
+    assert_ne!(second.interfaces().expect("interfaces")[0].program_id, program, "a new program");
+    assert_eq!(traffic.arriving(source, 20), 1, "no refill");
+    assert_eq!(traffic.arriving(CLIENT_V6[1], 1), 0, "the budget still holds");
+    assert_eq!(second.budgets().len(), 1);
+    assert_eq!(&**second.budgets()[0].rule.as_ref().expect("a rule"), "per-ip");
+    let operators: Vec<_> = second.acl().into_iter().map(|entry| entry.prefix.to_string()).collect();
+    assert_eq!(operators, ["198.51.100.0/24"]);
+    let counters = second.counters().expect("counters");
+    let passed = counters.iter().find(|row| row.verdict == Verdict::Pass(PassReason::Conforming)).expect("passed");
+    assert_eq!((passed.rule.as_deref(), passed.counter.packets), (Some("four"), BURST), "counters go on");
+}
+
+#[test]
+fn a_restart_keeps_the_link() {
+    let net = TestNet::new();
+    let world = world(&net);
+    let link_id = |dataplane: &KernelDataplane| {
+        let program = dataplane.interfaces().expect("interfaces")[0].program_id;
+        loaded_links().flatten().find(|link| link.program_id() == program).expect("a link of this program").id()
+    };
+    let first = link_id(&start(&net, &world));
+    for _ in 0..5 {
+        assert_eq!(link_id(&start(&net, &world)), first, "the program was exchanged behind the link");
+    }
+}
+
+#[test]
+fn a_reload_acts_on_the_next_packet_and_keeps_state() {
+    let net = TestNet::new();
+    let traffic = Traffic::new(&net);
+    let mut world = world(&net);
+    let dataplane = start(&net, &world);
+    let source = CLIENT_V4[0];
+    assert_eq!(traffic.arriving(source, 20), BURST);
+    dataplane.block("203.0.113.0/24".parse().expect("a prefix"), Some(Duration::from_secs(3600))).expect("block");
+
+    world.policy.packet_rules[0].packets = Some(limiter_tests::fixture::burst_of(BURST + 3));
+    dataplane.reload(&world.policy).expect("reload");
+    assert_eq!(traffic.arriving(source, 20), 3, "the new limit, less what was used");
+    assert_eq!(dataplane.acl().len(), 1, "operators' entries stay");
+
+    let mut broken = world.policy.clone();
+    broken.packet_rules.push(broken.packet_rules[0].clone());
+    let program = xdp_of(&net, INTERFACE);
+    let error = dataplane.reload(&broken).expect_err("two rules of one prefix");
+    assert_eq!(error.kind(), Kind::Configuration);
+    assert_eq!(xdp_of(&net, INTERFACE), program, "a policy that fails changes nothing");
+    assert_eq!(traffic.arriving(source, 5), 0);
+
+    world.policy.allow.push("10.203.0.0/24".parse().expect("a prefix"));
+    dataplane.reload(&world.policy).expect("reload");
+    assert_eq!(traffic.arriving(source, 20), 20);
+    let covered = dataplane.block("10.203.0.2/32".parse().expect("a prefix"), None).expect_err("covered");
+    assert!(covered.to_string().contains("allow prefix 10.203.0.0/24"), "{covered}");
+}
+
+#[test]
+fn operators_block_and_unblock() {
+    let net = TestNet::new();
+    let traffic = Traffic::new(&net);
+    let dataplane = start(&net, &world(&net));
+    let prefix = "10.203.0.2/32".parse().expect("a prefix");
+    let source = CLIENT_V4[0];
+    dataplane.block(prefix, None).expect("block");
+    assert_eq!(traffic.arriving(source, 3), 0);
+    dataplane.unblock(prefix).expect("unblock");
+    assert_eq!(traffic.arriving(source, 3), 3);
+    assert!(matches!(dataplane.unblock(prefix), Err(DataplaneError::Absent { .. })));
+    dataplane.allow(prefix, None).expect("allow");
+    assert_eq!(traffic.arriving(source, 20), 20);
+    dataplane.unallow(prefix).expect("unallow");
+    assert_eq!(traffic.arriving(source, 20), BURST - 3);
+    dataplane.block(prefix, Some(Duration::ZERO)).expect("block");
+    assert_eq!(dataplane.expire().expect("expire"), 1);
+    assert_eq!(dataplane.expire().expect("expire"), 0);
+}
+
+#[test]
+fn unpin_removes_everything() {
+    let net = TestNet::new();
+    let traffic = Traffic::new(&net);
+    let world = world(&net);
+    drop(start(&net, &world));
+    assert!(xdp_of(&net, INTERFACE).is_some());
+    let unpinned = unpin_in(&net).expect("unpin");
+    assert_eq!((unpinned.links, unpinned.still_attached.len()), (1, 0));
+    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert!(!net.pin_dir().exists());
+    assert_eq!(traffic.arriving(CLIENT_V4[0], 20), 20);
+    assert_eq!(unpin_in(&net).expect("again").links, 0);
+}
+
+#[test]
+fn unpin_detaches_while_an_agent_runs() {
+    let net = TestNet::new();
+    let dataplane = start(&net, &world(&net));
+    unpin_in(&net).expect("unpin");
+    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert_eq!(dataplane.interfaces().expect("interfaces"), []);
+}
+
+#[test]
+fn an_agent_that_detaches_at_exit_keeps_the_maps() {
+    let net = TestNet::new();
+    let traffic = Traffic::new(&net);
+    let mut world = world(&net);
+    world.config.on_exit = OnExit::Detach;
+    let dataplane = start(&net, &world);
+    assert_eq!(traffic.arriving(CLIENT_V4[0], 20), BURST);
+    net.gateway(|| dataplane.stop()).expect("stop");
+    assert_eq!(xdp_of(&net, INTERFACE), None);
+    drop(dataplane);
+    let _dataplane = start(&net, &world);
+    assert_eq!(traffic.arriving(CLIENT_V4[0], 20), 0, "no refill");
+}
+
+#[test]
+fn a_missing_interface_is_named_and_leaves_nothing() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    world.config.interfaces.push("nope0".to_owned());
+    let error = try_start(&net, &world).expect_err("no such interface");
+    assert_eq!(error.to_string(), "attach to nope0: there is no such interface; see \"ip link\"");
+    assert_eq!(error.kind(), Kind::Configuration);
+    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert!(!net.pin_dir().exists());
+}
+
+#[test]
+fn another_program_is_named_and_nothing_stays_attached() {
+    let net = TestNet::new();
+    let foreign = TestPins::new();
+    let mut other = world(&net);
+    other.config.interfaces = vec![SECOND_INTERFACE.to_owned()];
+    other.config.pin_dir = foreign.path().to_owned();
+    let other = start(&net, &other);
+    let id = other.interfaces().expect("interfaces")[0].program_id;
+
+    let mut world = world(&net);
+    world.config.interfaces.push(SECOND_INTERFACE.to_owned());
+    let error = try_start(&net, &world).expect_err("busy");
+    assert!(matches!(error, DataplaneError::Busy { .. }), "{error:?}");
+    assert!(error.to_string().contains(&format!("another XDP program (\"limiter\", id {id}) is attached")), "{error}");
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert_eq!(xdp_of(&net, INTERFACE), None, "the first interface is detached again");
+    assert!(!net.pin_dir().exists());
+
+    // The same on a restart: what ran before goes on with the program it had.
+    world.config.interfaces.pop();
+    let running = start(&net, &world);
+    let before = xdp_of(&net, INTERFACE);
+    world.config.interfaces.push(SECOND_INTERFACE.to_owned());
+    try_start(&net, &world).expect_err("busy");
+    assert!(xdp_of(&net, INTERFACE).is_some());
+    assert_eq!(pins_in(&version_dir(&net)).iter().filter(|pin| pin.ends_with("-next")).count(), 0);
+    drop((running, before));
+}
+
+#[test]
+fn interfaces_are_added_and_removed_by_a_restart() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    world.config.interfaces = vec![INTERFACE.to_owned(), SECOND_INTERFACE.to_owned()];
+    let dataplane = start(&net, &world);
+    assert_eq!(dataplane.interfaces().expect("interfaces").len(), 2);
+    assert!(xdp_of(&net, SECOND_INTERFACE).is_some());
+    drop(dataplane);
+    world.config.interfaces.pop();
+    let _dataplane = start(&net, &world);
+    assert!(xdp_of(&net, INTERFACE).is_some());
+    assert_eq!(xdp_of(&net, SECOND_INTERFACE), None);
+}
+
+#[test]
+fn the_mode_can_be_changed_by_a_restart() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    drop(start(&net, &world));
+    world.config.mode = XdpMode::Generic;
+    let dataplane = start(&net, &world);
+    assert_eq!(dataplane.interfaces().expect("interfaces")[0].mode, AttachedMode::Generic);
+    assert_eq!(pins_in(&version_dir(&net)).iter().filter(|pin| pin.starts_with("link-")).count(), 1);
+}
+
+#[test]
+fn pins_of_another_schema_are_refused_and_can_be_removed() {
+    let net = TestNet::new();
+    let world = world(&net);
+    drop(start(&net, &world));
+    let old = net.pin_dir().join("v4711");
+    fs::rename(version_dir(&net), &old).expect("rename");
+    let error = try_start(&net, &world).expect_err("another schema").to_string();
+    assert!(
+        error.contains(&format!("use schema 4711, this agent needs {SCHEMA_VERSION}: run \"limiter unpin\"")),
+        "{error}"
+    );
+    assert!(xdp_of(&net, INTERFACE).is_some(), "what was pinned goes on");
+    assert_eq!(unpin_in(&net).expect("unpin").links, 1);
+    assert_eq!(xdp_of(&net, INTERFACE), None);
+}
+
+#[test]
+fn a_pinned_map_of_another_size_is_refused() {
+    let net = TestNet::new();
+    let world = world(&net);
+    drop(start(&net, &world));
+    let directory = version_dir(&net);
+    // Array maps both, of values of other sizes.
+    fs::rename(directory.join("AGGREGATES"), directory.join("CREATION")).expect("rename");
+    let error = try_start(&net, &world).expect_err("another size");
+    assert!(matches!(error, DataplaneError::MapMismatch { map: "CREATION", .. }), "{error:?}");
+    assert!(error.to_string().contains("pinned map CREATION has value size 24, this agent needs 8"), "{error}");
+}
+
+#[test]
+fn buckets_of_another_capacity_are_kept() {
+    let net = TestNet::new();
+    let traffic = Traffic::new(&net);
+    let mut world = world(&net);
+    drop(start(&net, &world));
+    assert_eq!(traffic.arriving(CLIENT_V4[0], 20), BURST);
+    world.config.max_sources = 2048;
+    let dataplane = start(&net, &world);
+    assert_eq!(traffic.arriving(CLIENT_V4[0], 20), 0);
+    let usage = dataplane.map_usage().expect("usage");
+    let buckets = usage.iter().find(|usage| usage.map == "BUCKETS_V4").expect("BUCKETS_V4");
+    assert_eq!((buckets.entries, buckets.capacity), (1, 1024));
+}
+
+#[test]
+fn many_restarts_leak_no_pin_program_or_map() {
+    let net = TestNet::new();
+    let world = world(&net);
+    drop(start(&net, &world));
+    let pins = pins_in(&version_dir(&net));
+    assert!(!pins.iter().any(|pin| pin.ends_with("-next")), "{pins:?}");
+    let mut programs = Vec::new();
+    let mut maps = BTreeSet::new();
+    for _ in 0..20 {
+        let dataplane = start(&net, &world);
+        let id = dataplane.interfaces().expect("interfaces")[0].program_id;
+        programs.push(id);
+        maps.extend(maps_of(id));
+        drop(dataplane);
+        assert_eq!(pins_in(&version_dir(&net)), pins);
+    }
+    let last = programs.pop().expect("twenty programs");
+    // The kernel frees them in a worker of its own.
+    until("only the last program is there", PATIENCE, || programs.iter().all(|id| !is_program(*id)).then_some(()));
+    assert!(is_program(last));
+    unpin_in(&net).expect("unpin");
+    until("the last program is gone", PATIENCE, || (!is_program(last)).then_some(()));
+    until("its maps are gone", PATIENCE, || {
+        (!loaded_maps().flatten().any(|map| maps.contains(&map.id()))).then_some(())
+    });
+}
+
+fn is_program(id: u32) -> bool {
+    loaded_programs().flatten().any(|program| program.id() == id)
+}
+
+fn maps_of(program: u32) -> Vec<u32> {
+    let program = loaded_programs().flatten().find(|loaded| loaded.id() == program).expect("a program");
+    let maps = program.map_ids().expect("maps").expect("a kernel that tells them");
+    assert!(maps.len() > 10, "{maps:?}");
+    maps
+}
+
+#[test]
+fn a_pin_directory_elsewhere_is_refused() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    world.config.pin_dir = "/tmp/limiter-test-no-bpffs".into();
+    let error = try_start(&net, &world).expect_err("not a BPF file system");
+    assert!(matches!(error, DataplaneError::NoBpffs { .. }), "{error}");
+    assert!(error.to_string().contains("mount -t bpf"), "{error}");
+    assert!(!world.config.pin_dir.exists());
+}
+
+#[test]
+fn everything_can_be_protected() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    world.config = DataplaneConfig { protect: Protect::All, ..world.config };
+    let _dataplane = start(&net, &world);
+    let traffic = Traffic::new(&net);
+    for _ in 0..20 {
+        traffic.send(CLIENT_V6[0], OTHER_PORT, b"packet");
+    }
+    for _ in 0..BURST {
+        traffic.other_receives();
+    }
+    traffic.send(CLIENT_V4[0], OTHER_PORT, b"a marker");
+    assert_eq!(traffic.other_receives(), b"a marker".len(), "the next that arrives is not one of them");
+}

@@ -1,7 +1,7 @@
 //! Allow and deny prefixes as the agent knows them, so that listing and expiring never walk through a map.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
     time::Duration,
 };
@@ -37,10 +37,13 @@ pub(super) fn remaining(now: KtimeNs, deadline: KtimeNs) -> Option<Duration> {
     (deadline != KtimeNs::NEVER).then(|| Duration::from_nanos(deadline.get().saturating_sub(now.get())))
 }
 
+/// What an operator has put into a list, and until when it holds.
+pub(super) type OperatorEntry = ((List, IpNet), KtimeNs);
+
 /// Both lists. An entry of the policy goes before an operator's of the same prefix, since it has no deadline.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Acl {
-    policy: BTreeMap<(List, IpNet), ()>,
+    policy: BTreeSet<(List, IpNet)>,
     operators: BTreeMap<(List, IpNet), KtimeNs>,
 }
 
@@ -49,26 +52,27 @@ impl Acl {
     pub(super) fn new(
         allow: &[IpNet],
         deny: &[IpNet],
-        operators: impl IntoIterator<Item = ((List, IpNet), KtimeNs)>,
+        operators: impl IntoIterator<Item = OperatorEntry>,
         now: KtimeNs,
     ) -> Self {
         let allow = allow.iter().map(|prefix| (List::Allow, canonical(*prefix)));
         let deny = deny.iter().map(|prefix| (List::Deny, canonical(*prefix)));
-        let policy: BTreeMap<_, _> = allow.chain(deny).map(|key| (key, ())).collect();
+        let policy: BTreeSet<_> = allow.chain(deny).collect();
         let operators =
-            operators.into_iter().filter(|(key, deadline)| *deadline > now && !policy.contains_key(key)).collect();
+            operators.into_iter().filter(|(key, deadline)| *deadline > now && !policy.contains(key)).collect();
         Self { policy, operators }
     }
 
-    pub(super) fn operators(&self) -> impl Iterator<Item = ((List, IpNet), KtimeNs)> {
+    pub(super) fn operators(&self) -> impl Iterator<Item = OperatorEntry> {
         self.operators.iter().map(|(key, deadline)| (*key, *deadline))
     }
 
     /// Everything that belongs in the maps.
     pub(super) fn entries(&self) -> impl Iterator<Item = (List, IpNet, AclEntry)> {
-        let policy = self.policy.keys().map(|(list, prefix)| {
-            (*list, *prefix, AclEntry::new(prefix.prefix_len(), Origin::Policy, KtimeNs::NEVER))
-        });
+        let policy = self
+            .policy
+            .iter()
+            .map(|(list, prefix)| (*list, *prefix, AclEntry::new(prefix.prefix_len(), Origin::Policy, KtimeNs::NEVER)));
         let operators = self.operators.iter().map(|((list, prefix), deadline)| {
             (*list, *prefix, AclEntry::new(prefix.prefix_len(), Origin::Operator, *deadline))
         });
@@ -77,18 +81,18 @@ impl Acl {
 
     pub(super) fn count(&self, list: List, ipv4: bool) -> usize {
         let is_wanted = |(of, prefix): &(List, IpNet)| *of == list && matches!(prefix, IpNet::V4(_)) == ipv4;
-        self.policy.keys().filter(|key| is_wanted(key)).count()
+        self.policy.iter().filter(|key| is_wanted(key)).count()
             + self.operators.keys().filter(|key| is_wanted(key)).count()
     }
 
     pub(super) fn in_policy(&self, list: List, prefix: IpNet) -> bool {
-        self.policy.contains_key(&(list, prefix))
+        self.policy.contains(&(list, prefix))
     }
 
     /// The allow prefix that holds and contains `prefix`.
     pub(super) fn allow_around(&self, prefix: IpNet, now: KtimeNs) -> Option<IpNet> {
         let holds = |key: &(List, IpNet)| {
-            self.policy.contains_key(key) || self.operators.get(key).is_some_and(|deadline| *deadline > now)
+            self.policy.contains(key) || self.operators.get(key).is_some_and(|deadline| *deadline > now)
         };
         // From the prefix itself to /0: at most 129 lookups, however long the lists are.
         let mut around = Some(prefix);
@@ -127,7 +131,7 @@ impl Acl {
     }
 
     pub(super) fn list(&self, now: KtimeNs) -> Vec<AclListing> {
-        let policy = self.policy.keys().map(|(list, prefix)| AclListing {
+        let policy = self.policy.iter().map(|(list, prefix)| AclListing {
             list: *list,
             prefix: *prefix,
             origin: Origin::Policy,

@@ -1,8 +1,6 @@
 //! Putting a program in force on interfaces: new links for new interfaces, an exchange in one step behind the links
 //! that are pinned.
 
-use std::process::Command;
-
 use aya::programs::{
     ProgramError, Xdp, XdpMode as KernelMode,
     links::{FdLink, PinnedLink},
@@ -13,61 +11,77 @@ use nix::{errno::Errno, net::if_::if_nametoindex};
 use super::{
     AttachedInterface, AttachedMode, DataplaneError, XdpMode,
     error::{Source, chain, errno, is_permission},
+    link_state,
     pins::{self, LinkPin, PinDir, pin_error},
 };
 
-/// Attaches, or exchanges the program, on `wanted`, and detaches from every other interface that is pinned here. An
-/// error leaves everything as it was.
+/// Attaches, or exchanges the program, on `wanted`. An error leaves everything as it was; what is returned beside the
+/// interfaces can do the same later.
+///
+/// An interface that does not exist is an error at a start; while the agent runs (`previous`) it may come and go.
 pub(super) fn attach(
     program: &mut Xdp,
     mut previous: Option<&mut Xdp>,
     wanted: &[String],
     mode: XdpMode,
     pins: &PinDir,
-) -> Result<Vec<AttachedInterface>, DataplaneError> {
+) -> Result<(Vec<AttachedInterface>, Undo), DataplaneError> {
     let pinned = pins.links()?;
-    for interface in wanted {
+    let find = |interface: &str| pinned.iter().find(|link| link.interface == interface);
+    let may_be_missing = previous.is_some();
+    for interface in wanted.iter().filter(|interface| !may_be_missing && find(interface).is_none()) {
         require_interface(interface)?;
     }
-    let fits = |link: &&LinkPin| match mode {
-        XdpMode::Auto => true,
-        XdpMode::Native => link.mode == AttachedMode::Native,
-        XdpMode::Generic => link.mode == AttachedMode::Generic,
-    };
+    let program_id = program.info().map_err(|error| link_error("look at", "the program", error))?.id();
     let mut undo = Undo::default();
-    let mut modes = Vec::new();
+    let mut attached = Vec::new();
     for interface in wanted {
-        let existing = pinned.iter().find(|link| link.interface == *interface);
-        let attached = match existing.filter(fits) {
-            Some(link) if exchange(program, link)? => {
-                undo.exchanged.push(link.clone());
-                link.mode
+        match put_in_force(program, interface, find(interface), mode, pins, &mut undo) {
+            Ok(mode) => attached.push(AttachedInterface { name: interface.as_str().into(), mode, program_id }),
+            Err(DataplaneError::NoSuchInterface { interface }) if may_be_missing => {
+                tracing::warn!(target: "limiter::dataplane", "{interface} is gone: nothing is limited there");
             }
-            // The pin is of an interface that is gone; its name is another one's now.
-            Some(link) => {
-                pins::detach(link)?;
-                undo.attach(program, interface, mode, pins, previous.as_deref_mut())?
+            Err(error) => {
+                undo.undo(previous.take());
+                return Err(error);
             }
-            None => {
-                if let Some(link) = existing {
-                    tracing::warn!(
-                        target: "limiter::dataplane",
-                        "{interface} changes from {} mode: nothing is limited there for a moment",
-                        link.mode.as_str(),
-                    );
-                    pins::detach(link)?;
-                }
-                undo.attach(program, interface, mode, pins, previous.as_deref_mut())?
-            }
-        };
-        modes.push(attached);
+        }
     }
-    for link in pinned.iter().filter(|link| !wanted.contains(&link.interface)) {
+    Ok((attached, undo))
+}
+
+/// Detaches from every interface that is pinned here and not `wanted`.
+pub(super) fn detach_others(wanted: &[String], pins: &PinDir) -> Result<(), DataplaneError> {
+    pins.links()?.iter().filter(|link| !wanted.contains(&link.interface)).try_for_each(pins::detach)
+}
+
+/// The mode that the interface uses from now on.
+fn put_in_force(
+    program: &mut Xdp,
+    interface: &str,
+    existing: Option<&LinkPin>,
+    mode: XdpMode,
+    pins: &PinDir,
+    undo: &mut Undo,
+) -> Result<AttachedMode, DataplaneError> {
+    if let Some(link) = existing {
+        if !mode.allows(link.mode) {
+            tracing::warn!(
+                target: "limiter::dataplane",
+                "{interface} changes from {} mode: nothing is limited there for a moment",
+                link.mode.as_str(),
+            );
+        } else if exchange(program, link)? {
+            undo.exchanged.push(link.clone());
+            return Ok(link.mode);
+        }
+        // Either another mode is wanted, or the pin is of an interface that is gone and whose name is another one's.
         pins::detach(link)?;
     }
-    let program_id = program.info().map_err(|error| link_error("look at", "the program", error))?.id();
-    let named = wanted.iter().zip(modes);
-    Ok(named.map(|(name, mode)| AttachedInterface { name: name.as_str().into(), mode, program_id }).collect())
+    let link = attach_one(program, interface, mode, pins)?;
+    let mode = link.mode;
+    undo.attached.push(link);
+    Ok(mode)
 }
 
 fn require_interface(interface: &str) -> Result<(), DataplaneError> {
@@ -79,34 +93,13 @@ fn require_interface(interface: &str) -> Result<(), DataplaneError> {
 
 /// What has been done so far.
 #[derive(Debug, Default)]
-struct Undo {
+pub(super) struct Undo {
     attached: Vec<LinkPin>,
     exchanged: Vec<LinkPin>,
 }
 
 impl Undo {
-    fn attach(
-        &mut self,
-        program: &mut Xdp,
-        interface: &str,
-        mode: XdpMode,
-        pins: &PinDir,
-        previous: Option<&mut Xdp>,
-    ) -> Result<AttachedMode, DataplaneError> {
-        match attach_one(program, interface, mode, pins) {
-            Ok(link) => {
-                let mode = link.mode;
-                self.attached.push(link);
-                Ok(mode)
-            }
-            Err(error) => {
-                self.undo(previous);
-                Err(error)
-            }
-        }
-    }
-
-    fn undo(&mut self, previous: Option<&mut Xdp>) {
+    pub(super) fn undo(&mut self, previous: Option<&mut Xdp>) {
         for link in self.attached.drain(..) {
             if let Err(error) = pins::detach(&link) {
                 tracing::error!(target: "limiter::dataplane", %error, "could not detach from {} again", link.interface);
@@ -143,12 +136,7 @@ fn exchange(program: &mut Xdp, link: &LinkPin) -> Result<bool, DataplaneError> {
     }
 }
 
-fn attach_one(
-    program: &mut Xdp,
-    interface: &str,
-    mode: XdpMode,
-    pins: &PinDir,
-) -> Result<LinkPin, DataplaneError> {
+fn attach_one(program: &mut Xdp, interface: &str, mode: XdpMode, pins: &PinDir) -> Result<LinkPin, DataplaneError> {
     match mode {
         XdpMode::Native => attach_in(program, interface, AttachedMode::Native, pins),
         XdpMode::Generic => attach_in(program, interface, AttachedMode::Generic, pins),
@@ -166,12 +154,7 @@ fn attach_one(
     }
 }
 
-fn attach_in(
-    program: &mut Xdp,
-    interface: &str,
-    mode: AttachedMode,
-    pins: &PinDir,
-) -> Result<LinkPin, DataplaneError> {
+fn attach_in(program: &mut Xdp, interface: &str, mode: AttachedMode, pins: &PinDir) -> Result<LinkPin, DataplaneError> {
     let flags = match mode {
         AttachedMode::Native => KernelMode::Driver,
         AttachedMode::Generic => KernelMode::Skb,
@@ -205,19 +188,12 @@ fn attach_error(interface: &str, mode: AttachedMode, error: ProgramError) -> Dat
     }
 }
 
-/// Names the XDP program that is attached to an interface, as far as iproute2 can tell.
+/// Names the XDP program that is attached to an interface.
 fn holder(interface: &str) -> String {
-    let unknown = || "another XDP program".to_owned();
-    let Ok(output) = Command::new("ip").args(["-details", "-json", "link", "show", "dev", interface]).output() else {
-        return unknown();
-    };
-    let id = serde_json::from_slice::<serde_json::Value>(&output.stdout)
-        .ok()
-        .and_then(|links| links.get(0)?.get("xdp")?.get("prog")?.get("id")?.as_u64());
-    let Some(id) = id else { return unknown() };
+    let Some(id) = link_state::program_id(interface).ok().flatten() else { return "another XDP program".to_owned() };
     let name = aya::programs::loaded_programs()
         .flatten()
-        .find(|program| u64::from(program.id()) == id)
+        .find(|program| program.id() == id)
         .and_then(|program| program.name_as_str().filter(|name| !name.is_empty()).map(str::to_owned));
     match name {
         Some(name) => format!("another XDP program (\"{name}\", id {id})"),

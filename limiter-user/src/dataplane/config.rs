@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use limiter_common::{addr::SrcPrefixes, quota::Quota};
 
+use super::AttachedMode;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataplaneConfig {
     /// Empty: the program is loaded and attached nowhere.
@@ -29,6 +31,17 @@ pub enum XdpMode {
     Auto,
     Native,
     Generic,
+}
+
+impl XdpMode {
+    /// Whether an interface that is attached in `mode` may stay so.
+    pub(super) const fn allows(self, mode: AttachedMode) -> bool {
+        match self {
+            Self::Auto => true,
+            Self::Native => matches!(mode, AttachedMode::Native),
+            Self::Generic => matches!(mode, AttachedMode::Generic),
+        }
+    }
 }
 
 /// The traffic that limits apply to.

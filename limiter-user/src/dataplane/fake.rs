@@ -1,21 +1,13 @@
 //! A data plane in memory, for tests of the agent. It judges nothing; it remembers what it was told.
 
-use std::{
-    collections::BTreeMap,
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use limiter_common::{
-    addr::SrcPrefixes, budget::BudgetReason, quota::Quota, schema::MAX_BUDGETS, time::KtimeNs,
-};
+use limiter_common::{addr::SrcPrefixes, budget::BudgetReason, quota::Quota, schema::MAX_BUDGETS, time::KtimeNs};
 use parking_lot::Mutex;
 
 use super::{
-    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneError, List, MapUsage,
-    RuleCounter,
+    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneError, List, MapUsage, RuleCounter,
     acl::{self, Acl, canonical},
 };
 use crate::{clock::ktime, policy::Policy};
@@ -237,7 +229,8 @@ mod tests {
 
     #[test]
     fn a_block_under_an_allow_prefix_and_an_absent_prefix_are_errors() {
-        let policy = Policy { allow: vec![net("192.0.2.0/24")], deny: vec![net("203.0.113.0/24")], ..Policy::default() };
+        let policy =
+            Policy { allow: vec![net("192.0.2.0/24")], deny: vec![net("203.0.113.0/24")], ..Policy::default() };
         let fake = FakeDataplane::new(SrcPrefixes::default(), &policy);
         let covered = fake.block(net("192.0.2.7/32"), None).unwrap_err().to_string();
         assert!(covered.contains("192.0.2.0/24 contains it"), "{covered}");

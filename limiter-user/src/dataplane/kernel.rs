@@ -1,12 +1,6 @@
 //! The real data plane.
 
-use std::{
-    borrow::Cow,
-    collections::HashMap,
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{borrow::Cow, collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use limiter_common::{
@@ -73,9 +67,7 @@ impl KernelDataplane {
     ) -> Result<Self, DataplaneError> {
         let object = object.into();
         let state = bring_up(&object, &config, &tuning, policy, None)?;
-        let budgets = state.attached.maps.read_budgets()?.into_iter().collect();
-        let state = RwLock::new(State { budgets, ..state });
-        Ok(Self { object, config, tuning, state })
+        Ok(Self { object, config, tuning, state: RwLock::new(state) })
     }
 
     /// Runs the program on a frame, as if it had arrived. Counts and charges.
@@ -124,8 +116,7 @@ impl KernelDataplane {
         acl.insert(list, prefix, deadline);
         let State { attached, rules, .. } = &mut *state;
         let (pins, created) = PinDir::prepare(&self.config.pin_dir)?;
-        let plan =
-            Plan { object: &self.object, config: &self.config, tuning: &self.tuning, rules: &*rules, acl: &acl };
+        let plan = Plan { object: &self.object, config: &self.config, tuning: &self.tuning, rules: &*rules, acl: &acl };
         let next = loader::load(plan, pins, created)?.verify()?.fill()?.attach(Some(attached))?;
         state.attached = next;
         state.acl = acl;
@@ -161,9 +152,8 @@ impl KernelDataplane {
                 return Err(DataplaneError::TooMany { what: "budgets", count, capacity: MAX_BUDGETS });
             }
         }
-        let in_use = |id: &str| {
-            rules.rules.iter().any(|rule| &*rule.id == id) || request_rules.iter().any(|rule| &**rule == id)
-        };
+        let in_use =
+            |id: &str| rules.rules.iter().any(|rule| &*rule.id == id) || request_rules.iter().any(|rule| &**rule == id);
         let slot = loader::slot_for(&mut attached.maps, &mut attached.slots, rule, in_use)?.unwrap_or(NO_RULE);
         let budget = budget(acl::deadline(ktime(), lasts), slot);
         attached.maps.insert_budget(source, budget)?;
@@ -188,10 +178,14 @@ fn bring_up(
     };
     let acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
     let plan = Plan { object, config, tuning, rules: &rules, acl: &acl };
-    let previous = previous.map(|state| &mut state.attached);
-    let attached = loader::load(plan, pins, created)?.verify()?.fill()?.attach(previous)?;
+    let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
+    let budgets = match &previous {
+        Some(state) => state.budgets.clone(),
+        None => configured.budgets()?,
+    };
+    let attached = configured.attach(previous.map(|state| &mut state.attached))?;
     let request_rules = policy.rules.iter().map(|rule| Arc::clone(&rule.id)).collect();
-    Ok(State { attached, rules, request_rules, acl, budgets: HashMap::new() })
+    Ok(State { attached, rules, request_rules, acl, budgets })
 }
 
 impl Dataplane for KernelDataplane {
@@ -245,8 +239,7 @@ impl Dataplane for KernelDataplane {
         reason: BudgetReason,
         rule: &str,
     ) -> Result<(), DataplaneError> {
-        let packets =
-            packets.params().map_err(|source| DataplaneError::Quota { rule: rule.to_owned(), source })?;
+        let packets = packets.params().map_err(|source| DataplaneError::Quota { rule: rule.to_owned(), source })?;
         self.push(source, lasts, rule, |deadline, slot| Budget::replace(packets, deadline, reason, slot))
     }
 
@@ -357,9 +350,7 @@ impl Dataplane for KernelDataplane {
 
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError> {
         let mut state = self.state.write();
-        let next = bring_up(&self.object, &self.config, &self.tuning, policy, Some(&mut state))?;
-        let budgets = std::mem::take(&mut state.budgets);
-        *state = State { budgets, ..next };
+        *state = bring_up(&self.object, &self.config, &self.tuning, policy, Some(&mut state))?;
         Ok(())
     }
 

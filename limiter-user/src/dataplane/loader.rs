@@ -1,14 +1,19 @@
 //! Load, verify, fill, attach: in this order, which the types enforce. Each step takes what the step before returns.
 
-use std::hash::{BuildHasher as _, RandomState};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher as _, RandomState},
+    net::IpAddr,
+};
 
 use aya::{
-    Ebpf, EbpfLoader, EbpfError,
-    maps::{Array, LpmTrie, MapData, lpm_trie::Key},
-    programs::{ProgramError, TestRun as _, TestRunOptions, Xdp},
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Array, LpmTrie, Map, MapData, MapError, lpm_trie::Key},
+    programs::{Program, ProgramError, TestRun as _, TestRunOptions, TestRunResult, Xdp},
 };
 use limiter_common::{
     addr::{SrcMaskV4, SrcMaskV6},
+    budget::Budget,
     gcra::GcraParams,
     quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
@@ -133,19 +138,19 @@ fn load_error(error: EbpfError) -> DataplaneError {
 
 fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, DataplaneError> {
     const MISSING: DataplaneError = DataplaneError::Object { what: "XDP program" };
-    let program = ebpf.program_mut(PROGRAM).ok_or(MISSING)?;
-    program.try_into().map_err(|_: ProgramError| MISSING)
+    let Some(Program::Xdp(program)) = ebpf.program_mut(PROGRAM) else { return Err(MISSING) };
+    Ok(program)
 }
 
 impl<'a> Loaded<'a> {
     pub(super) fn verify(mut self) -> Result<Verified<'a>, DataplaneError> {
         for spec in MAPS {
             let map = self.ebpf.map(spec.name).ok_or(DataplaneError::Object { what: spec.name })?;
-            let (aya::maps::Map::Array(data)
-            | aya::maps::Map::HashMap(data)
-            | aya::maps::Map::LruHashMap(data)
-            | aya::maps::Map::LpmTrie(data)
-            | aya::maps::Map::PerCpuArray(data)) = map
+            let (Map::Array(data)
+            | Map::HashMap(data)
+            | Map::LruHashMap(data)
+            | Map::LpmTrie(data)
+            | Map::PerCpuArray(data)) = map
             else {
                 return Err(DataplaneError::Object { what: spec.name });
             };
@@ -279,35 +284,44 @@ pub(super) fn slot_for(
 
 fn open<'a, M>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<M, DataplaneError>
 where
-    M: TryFrom<&'a mut aya::maps::Map, Error = aya::maps::MapError>,
+    M: TryFrom<&'a mut Map, Error = MapError>,
 {
     let map = ebpf.map_mut(name).ok_or(DataplaneError::Object { what: name })?;
     M::try_from(map).map_err(map_error("open", name))
 }
 
 impl Configured<'_> {
+    /// What an earlier agent has pushed.
+    pub(super) fn budgets(&self) -> Result<HashMap<IpAddr, Budget>, DataplaneError> {
+        Ok(self.maps.read_budgets()?.into_iter().collect())
+    }
+
     /// `previous` is put back in force on interfaces that were switched over before another one failed.
     pub(super) fn attach(self, previous: Option<&mut Attached>) -> Result<Attached, DataplaneError> {
         let Self { plan, pins, created, mut ebpf, maps, slots } = self;
         let config = plan.config;
         let xdp = program(&mut ebpf)?;
         let verified_instructions = xdp.info().ok().and_then(|info| info.verified_instruction_count());
-        let previous = previous.and_then(|attached| program(&mut attached.ebpf).ok());
-        let interfaces = attach::attach(xdp, previous, &config.interfaces, config.mode, &pins)?;
-        // The new program is in force; what fails from here on leaves only the old pins of policy maps.
+        let mut previous = previous.and_then(|attached| program(&mut attached.ebpf).ok());
+        let (interfaces, mut undo) =
+            attach::attach(xdp, previous.as_deref_mut(), &config.interfaces, config.mode, &pins)?;
+        if let Err(error) = pins.promote_policy_maps() {
+            undo.undo(previous);
+            return Err(error);
+        }
+        created.keep();
+        if let Err(error) = attach::detach_others(&config.interfaces, &pins) {
+            tracing::error!(target: "limiter::dataplane", %error, "could not detach from an interface that was removed");
+        }
         let families = [List::Allow, List::Deny].map(|list| families(plan.acl, list));
         let max_sources = ["BUCKETS_V4", "BUCKETS_V6"].map(|name| capacity(&ebpf, name).unwrap_or(config.max_sources));
-        pins.promote_policy_maps()?;
-        created.keep();
         Ok(Attached { ebpf, pins, maps, slots, interfaces, verified_instructions, families, max_sources })
     }
 }
 
 fn capacity(ebpf: &Ebpf, name: &str) -> Option<u32> {
-    match ebpf.map(name)? {
-        aya::maps::Map::LruHashMap(data) => Some(data.info().ok()?.max_entries()),
-        _ => None,
-    }
+    let Map::LruHashMap(data) = ebpf.map(name)? else { return None };
+    Some(data.info().ok()?.max_entries())
 }
 
 impl Attached {
@@ -321,10 +335,9 @@ impl Attached {
         families & if is_ipv4 { V4 } else { V6 } != 0
     }
 
-    pub(super) fn test_run(&self, frame: &[u8], repeat: u32) -> Result<aya::programs::TestRunResult, DataplaneError> {
+    pub(super) fn test_run(&self, frame: &[u8], repeat: u32) -> Result<TestRunResult, DataplaneError> {
         const MISSING: DataplaneError = DataplaneError::Object { what: "XDP program" };
-        let program = self.ebpf.program(PROGRAM).ok_or(MISSING)?;
-        let program: &Xdp = program.try_into().map_err(|_: ProgramError| MISSING)?;
+        let Some(Program::Xdp(program)) = self.ebpf.program(PROGRAM) else { return Err(MISSING) };
         let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::new() };
         program.test_run(options).map_err(|error| DataplaneError::TestRun { source: Box::new(error) })
     }

@@ -4,10 +4,7 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use aya::{
     Ebpf,
-    maps::{
-        Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, MapType, PerCpuArray,
-        lpm_trie::Key,
-    },
+    maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, MapType, PerCpuArray, lpm_trie::Key},
 };
 use ipnet::IpNet;
 use limiter_common::{
@@ -16,14 +13,13 @@ use limiter_common::{
     budget::Budget,
     schema::{Lifetime, MAPS, MapKind, MapSpec, creation},
     stats::{Counter, RuleName, rule_index},
-    time::KtimeNs,
     verdict::Verdict,
 };
 use nix::errno::Errno;
 
 use super::{
     DataplaneError, List,
-    acl::Prefix,
+    acl::{OperatorEntry, Prefix},
     error::{errno, map_error},
     pins::PinDir,
 };
@@ -187,7 +183,7 @@ fn absent_is_fine(removed: Result<(), MapError>) -> Result<bool, MapError> {
 }
 
 /// Entries of operators in the pinned policy maps of an earlier agent.
-pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<((List, IpNet), KtimeNs)>, DataplaneError> {
+pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<OperatorEntry>, DataplaneError> {
     let mut found = Vec::new();
     for (name, list) in [("ALLOW_V4", List::Allow), ("DENY_V4", List::Deny)] {
         let Some(map) = open_pinned(pins, name)? else { continue };
@@ -230,9 +226,8 @@ pub(super) fn read_pinned_seed(pins: &PinDir) -> Result<u64, DataplaneError> {
 /// Holds a pinned or new map against the schema. Policy maps may be made smaller; the buckets are as large as
 /// `max_sources` was when they were made.
 pub(super) fn check(spec: &MapSpec, found: &MapInfo, max_sources: u32) -> Result<(), DataplaneError> {
-    let mismatch = |what, pinned: String, ours: String| {
-        Err(DataplaneError::MapMismatch { map: spec.name, what, pinned, ours })
-    };
+    let mismatch =
+        |what, pinned: String, ours: String| Err(DataplaneError::MapMismatch { map: spec.name, what, pinned, ours });
     let kind = found.map_type().map_err(map_error("look at", spec.name))?;
     if kind != kernel_type(spec.kind) {
         return mismatch("type", format!("{kind:?}"), spec.kind.as_str().to_owned());

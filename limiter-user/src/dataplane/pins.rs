@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use aya::programs::links::PinnedLink;
+use aya::programs::links::{FdLink, PinnedLink};
 use limiter_common::schema::{Lifetime, MAPS, SCHEMA_VERSION};
 use nix::{
     errno::Errno,
@@ -18,10 +18,7 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::{
-    AttachedMode, DataplaneError,
-    error::is_permission,
-};
+use super::{AttachedMode, DataplaneError, error::is_permission, link_state};
 use crate::clock::Stopwatch;
 
 const BPFFS: &str = "/sys/fs/bpf";
@@ -235,7 +232,7 @@ pub fn unpin(pin_dir: &Path) -> Result<Unpinned, DataplaneError> {
         }
         let (links, maps): (Vec<_>, Vec<_>) = entries(&version)?.into_iter().partition(|path| is_link(path));
         for link in links {
-            detaching.push((link_id(&link), link.display().to_string()));
+            detaching.extend(Detaching::open(&link));
             remove(&link)?;
             unpinned.links += 1;
         }
@@ -255,11 +252,8 @@ pub fn unpin(pin_dir: &Path) -> Result<Unpinned, DataplaneError> {
             ) => {}
         Err(source) => return Err(pin_error("remove the directory", pin_dir.to_owned(), source)),
     }
-    for (id, path) in detaching {
-        if id.is_some_and(|id| !await_detached(id)) {
-            unpinned.still_attached.push(path);
-        }
-    }
+    let held = detaching.into_iter().filter(|link| !link.is_gone_soon());
+    unpinned.still_attached = held.map(|link| link.interface).collect();
     Ok(unpinned)
 }
 
@@ -271,34 +265,48 @@ fn remove(path: &Path) -> Result<(), DataplaneError> {
     fs::remove_file(path).map_err(|source| pin_error("remove the pin", path.to_owned(), source))
 }
 
-fn link_id(path: &Path) -> Option<u32> {
-    let link = PinnedLink::from_pin(path).ok()?;
-    Some(aya::programs::links::FdLink::from(link).info().ok()?.id())
+/// A link whose pin is being removed.
+struct Detaching {
+    interface: String,
+    link_id: u32,
+    program_id: u32,
+}
+
+impl Detaching {
+    /// `None` when the pin is no link.
+    fn open(path: &Path) -> Option<Self> {
+        let (_, interface) = path.file_name().and_then(OsStr::to_str).and_then(parse_link_name)?;
+        let link = FdLink::from(PinnedLink::from_pin(path).ok()?).info().ok()?;
+        Some(Self { interface, link_id: link.id(), program_id: link.program_id() })
+    }
+
+    /// The kernel detaches after the last reference is gone, in a worker of its own: first the link's id goes, then
+    /// the program. Whether both have gone within a second.
+    fn is_gone_soon(&self) -> bool {
+        let waiting = Stopwatch::start();
+        loop {
+            let has_link = aya::programs::loaded_links().flatten().any(|link| link.id() == self.link_id);
+            // An interface that is gone runs nothing.
+            let runs = link_state::program_id(&self.interface).ok().flatten() == Some(self.program_id);
+            if !has_link && !runs {
+                return true;
+            }
+            if waiting.elapsed() > Duration::from_secs(1) {
+                return false;
+            }
+            thread::park_timeout(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Removes a pinned link and waits until the kernel has detached it.
 pub(super) fn detach(link: &LinkPin) -> Result<(), DataplaneError> {
-    let id = link_id(&link.path);
+    let detaching = Detaching::open(&link.path);
     remove(&link.path)?;
-    if id.is_some_and(|id| !await_detached(id)) {
+    if detaching.is_some_and(|detaching| !detaching.is_gone_soon()) {
         tracing::warn!(target: "limiter::dataplane", "the link of {} is removed, but still held", link.interface);
     }
     Ok(())
-}
-
-/// The kernel detaches after the last reference is gone, in a worker of its own. Whether it has, within a second.
-fn await_detached(id: u32) -> bool {
-    let waiting = Stopwatch::start();
-    loop {
-        let is_there = aya::programs::loaded_links().flatten().any(|link| link.id() == id);
-        if !is_there {
-            return true;
-        }
-        if waiting.elapsed() > Duration::from_secs(1) {
-            return false;
-        }
-        thread::park_timeout(Duration::from_millis(2));
-    }
 }
 
 #[cfg(test)]

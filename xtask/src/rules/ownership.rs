@@ -24,6 +24,7 @@ const WORDS: &[Word] = &[
         owners: &[
             "limiter-common/src/pod.rs",
             "limiter-ebpf/src/clock.rs",
+            "limiter-ebpf/src/globals.rs",
             "limiter-ebpf/src/main.rs",
             "limiter-ebpf/src/maps.rs",
             "limiter-ebpf/src/packet.rs",
