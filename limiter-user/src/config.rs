@@ -23,13 +23,13 @@ use limiter_common::{addr::SrcPrefixes, schema::DEFAULT_MAX_SOURCES};
 
 pub(crate) use self::document::{Context, LATER, Place, Table, Value, nearest, raw_table};
 use self::raw::{RawApi, RawConfig, RawIdentity, RawNode, RawPolicySource, RawPush, RawRedis, RawStore, RawXdp};
-pub use crate::dataplane::config::{OnExit, Protect, Transport, XdpMode};
 pub use self::{
     document::Environment,
     error::{ConfigError, ConfigErrors, Origin},
     redis_url::{RedisAddress, RedisUrl},
     secret::Secret,
 };
+pub use crate::dataplane::config::{OnExit, Protect, Transport, XdpMode};
 
 /// Where `--config` points unless it is given.
 pub const DEFAULT_PATH: &str = "/etc/limiter/limiter.toml";

@@ -48,7 +48,6 @@ struct Touched {
     rules: SmallVec<[usize; INLINE_CELLS]>,
 }
 
-
 impl std::fmt::Debug for Limiter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Limiter").field("rules", &self.active.load().policy.rules.len()).finish_non_exhaustive()

@@ -121,9 +121,8 @@ impl Metrics {
 
     /// The counters of a rule. They go on where they were when a policy is loaded again.
     pub fn rule(&self, id: &str) -> RuleMetrics {
-        let counter = |decision| {
-            self.checks.get_or_create(&CheckLabels { rule: id.into(), decision, source: MEMORY }).clone()
-        };
+        let counter =
+            |decision| self.checks.get_or_create(&CheckLabels { rule: id.into(), decision, source: MEMORY }).clone();
         let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str())).collect();
         let decisions = decisions.try_into().unwrap_or_else(|_| unreachable!("one a kind"));
         RuleMetrics { decisions, shadow_denied: counter("shadow_denied") }
@@ -222,7 +221,8 @@ impl<S: Source> Collector for Scraped<S> {
         if let Some((sync, calls)) = &snapshot.shared {
             encode_shared(&mut encoder, sync, calls)?;
         }
-        let info = encoder.encode_descriptor("build", "Version of the agent and of its maps", None, MetricType::Info)?;
+        let info =
+            encoder.encode_descriptor("build", "Version of the agent and of its maps", None, MetricType::Info)?;
         let schema = SCHEMA_VERSION.to_string();
         Info::new([("version", env!("CARGO_PKG_VERSION")), ("schema", &schema)]).encode(info)
     }

@@ -255,9 +255,8 @@ impl Source for Arc<StatusSource> {
                 tracing::warn!(target: "limiter::dataplane", %error, "reading the packet counters failed");
                 Vec::new()
             });
-            let counter = |counter: RuleCounter| {
-                (counter.rule.map(|rule| rule.to_string()), counter.verdict, counter.counter)
-            };
+            let counter =
+                |counter: RuleCounter| (counter.rule.map(|rule| rule.to_string()), counter.verdict, counter.counter);
             packets = counters.into_iter().map(counter).collect();
             maps = dataplane.map_usage().unwrap_or_else(|error| {
                 tracing::warn!(target: "limiter::dataplane", %error, "reading the sizes of maps failed");

@@ -2,16 +2,13 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
+use socket2::SockRef;
 
 use crate::http::{Address, Connection};
 
@@ -22,7 +19,7 @@ const IDLE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Gateway {
     address: SocketAddr,
-    stop: Arc<AtomicBool>,
+    listener: TcpListener,
     accepting: Option<JoinHandle<()>>,
 }
 
@@ -31,21 +28,18 @@ impl Gateway {
     pub fn start(address: SocketAddr, agent: Address) -> Result<Self> {
         let listener = TcpListener::bind(address).with_context(|| format!("binding the gateway to {address}"))?;
         let address = listener.local_addr()?;
-        let stop = Arc::new(AtomicBool::new(false));
         let accepting = {
-            let stop = Arc::clone(&stop);
+            let listener = listener.try_clone()?;
             thread::spawn(move || {
-                for stream in listener.incoming() {
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
+                // Ends with the error that shutting the listener down brings.
+                while let Ok((stream, _)) = listener.accept() {
                     let agent = agent.clone();
                     // A client that goes away ends its thread with an error that nobody waits for.
-                    thread::spawn(move || stream.map_err(Into::into).and_then(|stream| serve(stream, &agent)));
+                    thread::spawn(move || serve(stream, &agent));
                 }
             })
         };
-        Ok(Self { address, stop, accepting: Some(accepting) })
+        Ok(Self { address, listener, accepting: Some(accepting) })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -55,9 +49,8 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        // The gateway's own namespace reaches its own address, whatever the data plane does with others.
-        if TcpStream::connect_timeout(&self.address, Duration::from_secs(1)).is_ok()
+        // A listener that is shut down wakes who waits in accept.
+        if SockRef::from(&self.listener).shutdown(Shutdown::Both).is_ok()
             && let Some(accepting) = self.accepting.take()
         {
             drop(accepting.join());
@@ -88,7 +81,8 @@ fn serve(stream: TcpStream, agent: &Address) -> Result<()> {
             headers.push(("X-API-Key", api_key));
         }
         let answer = agent.request("GET", "/v1/check", &headers, "")?;
-        let retry_after = answer.header("retry-after").map(|wait| format!("Retry-After: {wait}\r\n")).unwrap_or_default();
+        let retry_after =
+            answer.header("retry-after").map(|wait| format!("Retry-After: {wait}\r\n")).unwrap_or_default();
         let body = if answer.status == 200 { "hello\n" } else { &*answer.body };
         let head = format!("HTTP/1.1 {} X\r\nContent-Length: {}\r\n{retry_after}\r\n", answer.status, body.len());
         stream.get_mut().write_all(format!("{head}{body}").as_bytes())?;

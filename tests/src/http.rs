@@ -116,7 +116,13 @@ fn tcp(from: Option<IpAddr>, to: SocketAddr, timeout: Duration) -> Result<TcpStr
 }
 
 /// One request on a connection of its own.
-pub fn request(address: &Address, method: &str, target: &str, headers: &[(&str, &str)], body: &str) -> Result<Response> {
+pub fn request(
+    address: &Address,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Result<Response> {
     Connection::open(address)?.request(method, target, headers, body)
 }
 

@@ -130,7 +130,11 @@ fn a_flood_is_stopped_in_the_kernel_and_the_good_client_is_served() {
         let over = dropped(&agent, "rate_limited_packets");
         assert!(over >= 80_000, "{over} packets dropped, {served} requests served, {mode}");
         drop(sink);
-        assert!(agent.metric("limiter_xdp_packets_total{rule=\"per-source\",verdict=\"drop\",reason=\"rate_limited_packets\"}") >= 80_000.0);
+        assert!(
+            agent.metric(
+                "limiter_xdp_packets_total{rule=\"per-source\",verdict=\"drop\",reason=\"rate_limited_packets\"}"
+            ) >= 80_000.0
+        );
     }
 }
 
@@ -138,7 +142,8 @@ fn a_flood_is_stopped_in_the_kernel_and_the_good_client_is_served() {
 fn enforcement_outlives_the_agent_and_is_taken_over_without_a_refill() {
     let net = TestNet::new();
     // Slow enough that nothing comes back during the test.
-    let policy = "[[packet_rules]]\nid = \"per-source\"\ncidr = \"10.203.0.3/32\"\npackets = { rate = \"1/h\", burst = 10 }\n";
+    let policy =
+        "[[packet_rules]]\nid = \"per-source\"\ncidr = \"10.203.0.3/32\"\npackets = { rate = \"1/h\", burst = 10 }\n";
     let setup = setup(&net, "auto", "", policy);
     let agent = start(&net, &setup);
     let [blocked, limited] = CLIENT_V4;

@@ -41,7 +41,13 @@ fn each_mistake_has_its_error_and_leaves_nothing_attached() {
     let rule = "[[rules]]\nid = \"r\"\nscope = \"ip\"\nlimit = 5\nwindow = \"1s\"\n";
     for mistake in [
         mistake("broken TOML", format!("{xdp}[node\n"), rule, 78, &["limiter.toml:"]),
-        mistake("unknown fields", format!("{xdp}mod = \"auto\"\n[push]\nenable = true\n"), rule, 78, &["mod", "enable"]),
+        mistake(
+            "unknown fields",
+            format!("{xdp}mod = \"auto\"\n[push]\nenable = true\n"),
+            rule,
+            78,
+            &["mod", "enable"],
+        ),
         mistake(
             "rate 0",
             &*xdp,
@@ -49,7 +55,13 @@ fn each_mistake_has_its_error_and_leaves_nothing_attached() {
             78,
             &["policy.toml:4", "unlimited"],
         ),
-        mistake("limit 0", &*xdp, "[[rules]]\nid = \"r\"\nscope = \"ip\"\nlimit = 0\nwindow = \"1s\"\n", 78, &["policy.toml:4", "unlimited"]),
+        mistake(
+            "limit 0",
+            &*xdp,
+            "[[rules]]\nid = \"r\"\nscope = \"ip\"\nlimit = 0\nwindow = \"1s\"\n",
+            78,
+            &["policy.toml:4", "unlimited"],
+        ),
         mistake(
             "an endpoint that does not exist",
             &*xdp,
@@ -59,7 +71,13 @@ fn each_mistake_has_its_error_and_leaves_nothing_attached() {
         ),
         mistake("an interface that does not exist", elsewhere, rule, 78, &["nosuch0", "ip link"]),
         mistake("pins outside a BPF file system", not_bpffs, rule, 69, &["/tmp/limiter-not-bpffs", "BPF file system"]),
-        mistake("mistakes in both files at once", format!("{xdp}mode = \"fast\"\n"), "deny = [\"10.0.0.1/8\"]\n", 78, &["mode", "10.0.0.0/8"]),
+        mistake(
+            "mistakes in both files at once",
+            format!("{xdp}mode = \"fast\"\n"),
+            "deny = [\"10.0.0.1/8\"]\n",
+            78,
+            &["mode", "10.0.0.0/8"],
+        ),
     ] {
         let setup = Setup::new(&mistake.configuration, mistake.policy);
         let output = net.gateway(|| setup.run(&["run"]));
@@ -67,7 +85,11 @@ fn each_mistake_has_its_error_and_leaves_nothing_attached() {
         let said = said(&output);
         assert!(mistake.says.iter().all(|word| said.contains(word)), "{}: {said}", mistake.name);
         assert!(!limiter_tests::agent::exists(net.pin_dir()), "{}: something is pinned", mistake.name);
-        assert!(!setup.path("http.sock").exists() && !setup.path("admin.sock").exists(), "{}: a socket stays", mistake.name);
+        assert!(
+            !setup.path("http.sock").exists() && !setup.path("admin.sock").exists(),
+            "{}: a socket stays",
+            mistake.name
+        );
     }
 
     let setup = Setup::new(&xdp, rule);
@@ -90,10 +112,8 @@ fn without_permission_nothing_is_attached() {
     use std::os::unix::{fs::PermissionsExt, process::CommandExt};
     const NOBODY: u32 = 65534;
     let net = TestNet::new();
-    let setup = Setup::new(
-        &format!("[xdp]\ninterfaces = [\"{INTERFACE}\"]\npin_dir = \"{}\"\n", net.pin_dir().display()),
-        "",
-    );
+    let setup =
+        Setup::new(&format!("[xdp]\ninterfaces = [\"{INTERFACE}\"]\npin_dir = \"{}\"\n", net.pin_dir().display()), "");
     // Nobody may read and bind here, and so comes as far as loading the program.
     fs::set_permissions(setup.path(""), fs::Permissions::from_mode(0o777)).expect("a folder");
     let binary = setup.path("limiter");

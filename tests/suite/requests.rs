@@ -204,7 +204,8 @@ fn both_apis_answer_over_tcp_and_keep_connections_open() {
     limiter_tests::eventually::until("ready", limiter_tests::agent::START, ready);
     let mut connection = Connection::open(&Address::Tcp(http)).expect("a connection");
     for n in 1..=20 {
-        let response = connection.request("HEAD", "/v1/check", &[("X-Forwarded-For", "192.0.2.1")], "").expect("an answer");
+        let response =
+            connection.request("HEAD", "/v1/check", &[("X-Forwarded-For", "192.0.2.1")], "").expect("an answer");
         assert_eq!(response.header("x-ratelimit-remaining"), Some(&*(30 - n).to_string()));
     }
     let output = setup.run(&["check", "--ip", "192.0.2.1", "--path", "/x"]);

@@ -13,11 +13,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::{
-    dataplane::Dataplane,
-    metrics::Metrics,
-    status::StatusSource,
-};
+use crate::{dataplane::Dataplane, metrics::Metrics, status::StatusSource};
 
 /// What the admin API acts on.
 #[derive(Debug)]

@@ -20,7 +20,9 @@ pub fn response(decision: &Decision, request_headers: &HeaderMap, deny_status: O
     let (status, refusal) = match decision.kind {
         Kind::Allowed => (StatusCode::OK, None),
         Kind::Denied => (denied, Some(("rate_limit_exceeded", "Too many requests"))),
-        Kind::Unsatisfiable => (denied, Some(("cost_exceeds_limit", "The request costs more than its limit ever allows"))),
+        Kind::Unsatisfiable => {
+            (denied, Some(("cost_exceeds_limit", "The request costs more than its limit ever allows")))
+        }
         Kind::Unauthenticated => (StatusCode::UNAUTHORIZED, Some(("unauthenticated", "The API key is not valid"))),
     };
     let mut response = match refusal {
@@ -54,7 +56,10 @@ fn refuse(status: StatusCode, decision: &Decision, error: &str, message: &str, p
 }
 
 fn accepts_problem(headers: &HeaderMap) -> bool {
-    headers.get_all(header::ACCEPT).iter().any(|accept| accept.to_str().is_ok_and(|accept| accept.contains(PROBLEM_JSON)))
+    headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .any(|accept| accept.to_str().is_ok_and(|accept| accept.contains(PROBLEM_JSON)))
 }
 
 /// A request to the API that cannot be understood.

@@ -85,7 +85,8 @@ pub async fn decide(State(gate): State<Arc<Gate>>, body: Bytes) -> Response {
 
 /// Every question of a batch is understood before the first is decided, so a bad one changes nothing.
 fn answer(gate: &Gate, body: &[u8]) -> Result<Response, String> {
-    let questions: Questions = serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
+    let questions: Questions =
+        serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
     match questions {
         Questions::Single(question) => {
             let decision = ask(gate, &understand(question)?);

@@ -49,7 +49,15 @@ impl Gate {
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { limiter, keys: ArcSwapOption::from_pointee(keys), api_key_header, trusted_proxies, host, pusher, metrics }
+        Self {
+            limiter,
+            keys: ArcSwapOption::from_pointee(keys),
+            api_key_header,
+            trusted_proxies,
+            host,
+            pusher,
+            metrics,
+        }
     }
 
     pub fn metrics(&self) -> &Metrics {

@@ -85,10 +85,7 @@ mod tests {
     #[test]
     fn headers_of_an_allowance_and_of_a_denial() {
         for (retry_after_us, expected) in [
-            (
-                None,
-                [Some("100"), Some("42"), Some("1700000040"), None, Some("\"api-search\";r=42;t=40")],
-            ),
+            (None, [Some("100"), Some("42"), Some("1700000040"), None, Some("\"api-search\";r=42;t=40")]),
             (
                 Some(39_750_001),
                 [Some("100"), Some("0"), Some("1700000040"), Some("40"), Some("\"api-search\";r=0;t=40")],

@@ -69,7 +69,9 @@ impl Listener {
         };
         let socket = bound.map_err(|source| {
             let remedy = match source.kind() {
-                io::ErrorKind::AddrInUse => ": another program (or another agent) has it; stop that or choose another address",
+                io::ErrorKind::AddrInUse => {
+                    ": another program (or another agent) has it; stop that or choose another address"
+                }
                 io::ErrorKind::PermissionDenied => ": choose a port above 1023, another path, or run as root",
                 io::ErrorKind::AddrNotAvailable => ": no interface of this host has this address",
                 io::ErrorKind::NotFound => ": create the folder first",
@@ -118,11 +120,6 @@ impl Listener {
         if tokio::time::timeout(DRAIN_TIMEOUT, connections.wait()).await.is_err() {
             tracing::debug!(target: "limiter::api", address = %self.address, "closing connections that are still open");
         }
-        if let Listen::Unix(path) = &self.address
-            && let Err(error) = fs::remove_file(path)
-        {
-            tracing::debug!(target: "limiter::api", path = %path.display(), %error, "removing the socket failed");
-        }
     }
 
     async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
@@ -140,6 +137,16 @@ impl Listener {
     }
 }
 
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listen::Unix(path) = &self.address
+            && let Err(error) = fs::remove_file(path)
+        {
+            tracing::debug!(target: "limiter::api", path = %path.display(), %error, "removing the socket failed");
+        }
+    }
+}
+
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
@@ -147,7 +154,9 @@ async fn serve_connection(stream: Box<dyn Stream>, peer: Peer, router: Router, s
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         let router = router.clone();
-        async move { Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {})) }
+        async move {
+            Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {}))
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -181,7 +190,8 @@ async fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     draft.push(format!(".{}", std::process::id()));
     let draft = PathBuf::from(draft);
     let listener = UnixListener::bind(&draft)?;
-    let published = fs::set_permissions(&draft, fs::Permissions::from_mode(mode)).and_then(|()| fs::rename(&draft, path));
+    let published =
+        fs::set_permissions(&draft, fs::Permissions::from_mode(mode)).and_then(|()| fs::rename(&draft, path));
     if let Err(error) = published {
         // The first error is the one to report.
         drop(fs::remove_file(&draft));

@@ -9,7 +9,11 @@ pub(super) fn unpin(arguments: &ConfigArg) -> Result<()> {
     let config = arguments.load()?;
     let removed = dataplane::unpin(&config.xdp.pin_dir)?;
     let links = removed.links;
-    print(format_args!("detached {links} links and removed {} maps from {}", removed.maps, config.xdp.pin_dir.display()))?;
+    print(format_args!(
+        "detached {links} links and removed {} maps from {}",
+        removed.maps,
+        config.xdp.pin_dir.display()
+    ))?;
     if removed.still_attached.is_empty() {
         return Ok(());
     }

@@ -110,7 +110,8 @@ pub(super) fn conclude(
             && decision.address_denial.as_ref().is_none_or(|denial| denial.retry_after_us < retry_after_us)
         {
             let covers_all = rules[*index].endpoint.is_none();
-            decision.address_denial = Some(AddressDenial { rule: Arc::clone(&rules[*index].id), retry_after_us, covers_all });
+            decision.address_denial =
+                Some(AddressDenial { rule: Arc::clone(&rules[*index].id), retry_after_us, covers_all });
         }
         let first_denial = denies && !denied;
         if first_denial || (denies == denied && worst.is_none_or(|(highest, _)| pressure > highest)) {

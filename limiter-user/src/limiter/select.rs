@@ -14,9 +14,16 @@ use crate::{
 #[derive(Clone, Debug)]
 pub enum Caller {
     /// A known API key.
-    Key { id: ApiKeyId, client: Arc<str>, plan: Option<Arc<str>> },
+    Key {
+        id: ApiKeyId,
+        client: Arc<str>,
+        plan: Option<Arc<str>>,
+    },
     /// A client that the gateway has authenticated itself.
-    User { user: Arc<str>, plan: Option<Arc<str>> },
+    User {
+        user: Arc<str>,
+        plan: Option<Arc<str>>,
+    },
     Anonymous,
     /// An API key that is unknown or disabled.
     Unauthenticated,

@@ -1,11 +1,6 @@
 //! Which denials become budgets. Pure: takes `now` as an argument, touches no map.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use limiter_common::{addr::SrcPrefixes, budget::BudgetReason, time::UnixMicros};
