@@ -4,6 +4,14 @@
 //! what rules need. L4 fields are never read from a fragment that is not the first, nor from beyond the end that the
 //! IP header states (Ethernet pads short frames).
 
+use network_types::{
+    eth::{EthHdr, EtherType},
+    ip::{IpProto, Ipv4Hdr, Ipv6Hdr},
+    tcp::TcpHdr,
+    udp::UdpHdr,
+    vlan::VlanHdr,
+};
+
 /// The furthest offset at which a header is read. More headers than this are malformed. The bound is the same in the
 /// XDP program, where the verifier needs one, and on the host.
 pub const MAX_READ_OFFSET: usize = 512;
@@ -79,34 +87,40 @@ pub enum Transport {
     Other,
 }
 
-const ETH_LEN: usize = 14;
-const VLAN_LEN: usize = 4;
-const ETH_IPV4: u16 = 0x0800;
-const ETH_ARP: u16 = 0x0806;
-const ETH_IPV6: u16 = 0x86dd;
+/// The crate keeps them in network order.
+const fn host_order(ether_type: EtherType) -> u16 {
+    u16::from_be(ether_type as u16)
+}
+
+const ETH_LEN: usize = EthHdr::LEN;
+const VLAN_LEN: usize = VlanHdr::LEN;
+const ETH_IPV4: u16 = host_order(EtherType::Ipv4);
+const ETH_ARP: u16 = host_order(EtherType::Arp);
+const ETH_IPV6: u16 = host_order(EtherType::Ipv6);
 /// IEEE 802.1Q, 802.1ad, and the older double-tagging type.
-const ETH_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+const ETH_VLAN: [u16; 3] =
+    [host_order(EtherType::Ieee8021q), host_order(EtherType::Ieee8021ad), host_order(EtherType::Ieee8021QinQ1)];
 const MAX_VLAN_TAGS: usize = 2;
 
-const IPV4_MIN_LEN: usize = 20;
-const IPV6_LEN: usize = 40;
+const IPV4_MIN_LEN: usize = Ipv4Hdr::LEN;
+const IPV6_LEN: usize = Ipv6Hdr::LEN;
 /// RFC 8200 names six kinds, one of which may come twice.
 pub const MAX_EXTENSION_HEADERS: usize = 8;
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const AUTHENTICATION: u8 = 51;
-const ICMPV6: u8 = 58;
-const DESTINATION: u8 = 60;
-const MOBILITY: u8 = 135;
-const HOST_IDENTITY: u8 = 139;
-const SHIM6: u8 = 140;
+const TCP: u8 = IpProto::Tcp as u8;
+const UDP: u8 = IpProto::Udp as u8;
+const HOP_BY_HOP: u8 = IpProto::HopOpt as u8;
+const ROUTING: u8 = IpProto::Ipv6Route as u8;
+const FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
+const AUTHENTICATION: u8 = IpProto::Ah as u8;
+const ICMPV6: u8 = IpProto::Ipv6Icmp as u8;
+const DESTINATION: u8 = IpProto::Ipv6Opts as u8;
+const MOBILITY: u8 = IpProto::MobilityHeader as u8;
+const HOST_IDENTITY: u8 = IpProto::Hip as u8;
+const SHIM6: u8 = IpProto::Shim6 as u8;
 
-const TCP_MIN_LEN: usize = 20;
-const UDP_LEN: usize = 8;
+const TCP_MIN_LEN: usize = TcpHdr::LEN;
+const UDP_LEN: usize = UdpHdr::LEN;
 const TCP_SYN: u8 = 0x02;
 const TCP_ACK: u8 = 0x10;
 

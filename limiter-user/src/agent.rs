@@ -30,7 +30,7 @@ use crate::{
     status::StatusSource,
     store::{
         memory::MemoryStore,
-        redis::{Password, RedisConfig, RedisStore},
+        redis::{RedisConfig, RedisStore},
         sync::{SyncConfig, SyncWorker},
     },
 };
@@ -226,7 +226,7 @@ fn dataplane_config(config: &Config) -> DataplaneConfig {
 fn redis_config(config: &config::RedisConfig) -> RedisConfig {
     let mut redis = RedisConfig::new(config.url.address_url());
     redis.username = config.url.username.clone();
-    redis.password = config.url.password.as_ref().map(|password| Password::new(password.expose()));
+    redis.password = config.url.password.clone();
     redis.timeout = config.timeout;
     redis
 }

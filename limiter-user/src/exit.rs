@@ -55,10 +55,13 @@ impl From<&anyhow::Error> for Exit {
             };
         }
         if let Some(error) = error.downcast_ref::<BindError>() {
-            return match error.source.kind() {
-                io::ErrorKind::PermissionDenied => Self::NoPermission,
-                io::ErrorKind::NotFound | io::ErrorKind::AddrNotAvailable => Self::Config,
-                _ => Self::Unavailable,
+            let kind = error.source.kind();
+            return if kind == io::ErrorKind::PermissionDenied {
+                Self::NoPermission
+            } else if [io::ErrorKind::NotFound, io::ErrorKind::AddrNotAvailable].contains(&kind) {
+                Self::Config
+            } else {
+                Self::Unavailable
             };
         }
         if error.downcast_ref::<Unavailable>().is_some() { Self::Unavailable } else { Self::Internal }

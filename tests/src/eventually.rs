@@ -1,21 +1,18 @@
 //! Waiting for a condition, never for a time.
 
-use std::{
-    fmt::Debug,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fmt::Debug, thread, time::Duration};
+
+use limiter_user::clock::Stopwatch;
 
 /// Asks until the answer is `Some`, or panics with `what` after `within`.
-#[expect(clippy::disallowed_methods, reason = "tests run by the real clock")]
 pub fn until<T>(what: &str, within: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + within;
+    let waiting = Stopwatch::start();
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
-        thread::sleep(Duration::from_millis(5));
+        assert!(waiting.elapsed() < within, "not within {within:?}: {what}");
+        thread::park_timeout(Duration::from_millis(5));
     }
 }
 

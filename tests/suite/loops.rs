@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use limiter_tests::{
@@ -12,6 +12,7 @@ use limiter_tests::{
     http::{self, Address, Connection},
     netns::{CLIENT_V4, CLIENT_V6, GATEWAY_V4, GATEWAY_V6, INTERFACE, TestNet},
 };
+use limiter_user::clock::Stopwatch;
 use serde_json::Value;
 
 const WAIT: Duration = Duration::from_secs(15);
@@ -233,7 +234,7 @@ fn operators_block_and_allow_for_a_time() {
     let [client, allowed] = CLIENT_V4;
     let run = |arguments: &[&str]| setup.run(arguments);
 
-    let started = Instant::now();
+    let started = Stopwatch::start();
     assert!(run(&["block", "10.203.0.0/24", "--for", "2s"]).status.success());
     assert_eq!(ask(&net, client, &gateway), None);
     assert_eq!(ask(&net, allowed, &gateway), Some(200), "allow goes first");

@@ -60,6 +60,13 @@ pub struct BindError {
     remedy: &'static str,
 }
 
+const REMEDIES: [(io::ErrorKind, &str); 4] = [
+    (io::ErrorKind::AddrInUse, ": another program (or another agent) has it; stop that or choose another address"),
+    (io::ErrorKind::PermissionDenied, ": choose a port above 1023, another path, or run as root"),
+    (io::ErrorKind::AddrNotAvailable, ": no interface of this host has this address"),
+    (io::ErrorKind::NotFound, ": create the folder first"),
+];
+
 impl Listener {
     /// Binds `address`, which the configuration names `key`. `mode` is the permission of a Unix socket.
     pub async fn bind(key: &'static str, address: &Listen, mode: u32) -> Result<Self, BindError> {
@@ -68,15 +75,7 @@ impl Listener {
             Listen::Unix(path) => bind_unix(path, mode).await.map(Socket::Unix),
         };
         let socket = bound.map_err(|source| {
-            let remedy = match source.kind() {
-                io::ErrorKind::AddrInUse => {
-                    ": another program (or another agent) has it; stop that or choose another address"
-                }
-                io::ErrorKind::PermissionDenied => ": choose a port above 1023, another path, or run as root",
-                io::ErrorKind::AddrNotAvailable => ": no interface of this host has this address",
-                io::ErrorKind::NotFound => ": create the folder first",
-                _ => "",
-            };
+            let remedy = REMEDIES.iter().find(|(kind, _)| *kind == source.kind()).map_or("", |(_, remedy)| remedy);
             BindError { key, address: address.clone(), source, remedy }
         })?;
         let address = match &socket {

@@ -20,8 +20,8 @@ fn redis(config: &Config) -> &RedisConfig {
     }
 }
 
-fn port(transport: Transport, port: u16) -> ProtectedPort {
-    ProtectedPort { transport, port }
+fn port(transport: Transport, port: u16) -> (Transport, u16) {
+    (transport, port)
 }
 
 #[test]

@@ -590,7 +590,7 @@ mod tests {
         assert_eq!(endpoints.matches("POST", "/api/login", &mut scratch), [0, 1, 2]);
         assert_eq!(endpoints.matches("GET", "/api/login", &mut scratch), [0, 2]);
         assert_eq!(endpoints.matches("GET", "/other", &mut scratch), [3]);
-        assert_eq!(endpoints.matches("GET", "/nothing", &mut scratch), []);
+        assert_eq!(endpoints.matches("GET", "/nothing", &mut scratch), [0usize; 0]);
         assert_eq!(endpoints.name(2).map(|name| &**name), Some("group2"));
     }
 
@@ -600,7 +600,7 @@ mod tests {
         let path = format!("/{}", "x".repeat(MAX_PATH_LEN));
         let mut scratch = Scratch::default();
         assert_eq!(endpoints.matches("GET", &path, &mut scratch), [0, 2]);
-        assert_eq!(endpoints.matches("GET", &path[..MAX_PATH_LEN], &mut scratch), []);
+        assert_eq!(endpoints.matches("GET", &path[..MAX_PATH_LEN], &mut scratch), [0usize; 0]);
         let query = format!("/a?{path}");
         assert_eq!(endpoints.matches("GET", &query, &mut scratch), [0]);
     }
@@ -612,7 +612,7 @@ mod tests {
         let endpoints = endpoints(&[&[&pattern]]);
         let mut path = "/a".repeat(MAX_PATH_LEN / 2 - 1);
         path.push_str("/b");
-        assert_eq!(endpoints.matches("GET", &path, &mut Scratch::default()), []);
+        assert_eq!(endpoints.matches("GET", &path, &mut Scratch::default()), [0usize; 0]);
     }
 
     #[test]

@@ -16,28 +16,12 @@ pub use self::{
     script::SyncReply,
 };
 use super::{At, Cell, CellOutcome, Charge, Store, StoreError, counter::OwnTotals};
-use crate::clock::Stopwatch;
+use crate::{clock::Stopwatch, config::Secret};
 
 mod calls;
 mod connection;
 mod key;
 mod script;
-
-/// A password. Printing it shows that there is one.
-#[derive(Clone)]
-pub struct Password(String);
-
-impl Password {
-    pub fn new(password: impl Into<String>) -> Self {
-        Self(password.into())
-    }
-}
-
-impl std::fmt::Debug for Password {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Password")
-    }
-}
 
 /// How to reach Redis.
 #[derive(Clone)]
@@ -47,7 +31,7 @@ pub struct RedisConfig {
     pub url: String,
     /// Beats what the URL says.
     pub username: Option<String>,
-    pub password: Option<Password>,
+    pub password: Option<Secret>,
     /// How long a call may take, waiting for a connection included.
     pub timeout: Duration,
     /// How long an attempt to connect may take. No call waits for it longer than its own time.
@@ -72,8 +56,8 @@ impl RedisConfig {
         if let Some(username) = &self.username {
             settings = settings.set_username(username);
         }
-        if let Some(Password(password)) = &self.password {
-            settings = settings.set_password(password);
+        if let Some(password) = &self.password {
+            settings = settings.set_password(password.expose());
         }
         Ok(info.set_redis_settings(settings))
     }
@@ -283,7 +267,7 @@ mod tests {
     #[test]
     fn secrets_are_not_printed() {
         let mut config = RedisConfig::new("redis://anna:hunter2@localhost:6380/1");
-        config.password = Some(Password::new("hunter3"));
+        config.password = Some(Secret::new("hunter3".into()));
         let store = RedisStore::connect(&config).unwrap();
         let printed = format!("{config:?} {store:?} {}", store.name());
         assert!(printed.contains("localhost:6380"), "{printed}");

@@ -6,10 +6,11 @@ use limiter_common::sliding_window::{Counts, Outcome, Window};
 use limiter_tests::{eventually::eventually, redis_server::RedisServer, vectors};
 use limiter_user::{
     clock::Stopwatch,
+    config::Secret,
     store::{
         At, Cell, Charge, Store, StoreError,
         counter::OwnTotals,
-        redis::{Password, RedisConfig, RedisStore, redis_key},
+        redis::{RedisConfig, RedisStore, redis_key},
     },
 };
 
@@ -162,7 +163,7 @@ async fn a_wrong_password_is_unavailable_and_not_shown() {
     let cells = [cell(user("u", "r"), 10)];
     let with_password = |password: Option<&str>| {
         let mut config = RedisConfig::new(server.url());
-        config.password = password.map(Password::new);
+        config.password = password.map(|password| Secret::new(password.into()));
         config.timeout = WAIT;
         RedisStore::connect(&config).unwrap()
     };
