@@ -176,7 +176,8 @@ fn enforcement_outlives_the_agent_and_is_taken_over_without_a_refill() {
     assert!(agent.stop().success());
     assert_eq!(arrived(5), 0, "a graceful stop keeps enforcement");
     assert!(setup.run(&["unpin"]).status.success());
-    assert_eq!(arrived(5), 5, "unpin ends it");
+    // A veth may lose what it had queued when it leaves native mode.
+    until("unpin ends it", WAIT, || (arrived(1) == 1).then_some(()));
     assert!(!limiter_tests::agent::exists(net.pin_dir()), "nothing stays pinned");
 }
 
