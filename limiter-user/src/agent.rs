@@ -57,7 +57,7 @@ impl Agent {
     /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
     /// touched.
     pub async fn build(checked: Checked) -> Result<Self> {
-        let Checked { config, policy, keys, .. } = checked;
+        let Checked { config, policy, keys, watch, .. } = checked;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
         let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
@@ -102,10 +102,7 @@ impl Agent {
         let limiter = Limiter::new(policy, Arc::clone(&counters), window_clock, prefixes, &metrics);
         let identity = config.identity;
         let header = HeaderName::try_from(&*identity.api_key_header).context("identity.api_key_header")?;
-        let watch = identity
-            .order
-            .contains(&IdentityKind::ApiKey)
-            .then(|| KeyWatch::new(identity.key_file, identity.key_secret_file));
+        let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
         // Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of
         // ours.
         let in_use = watch.as_ref().is_some_and(|watch| watch.is_in_use() || limits_keys);

@@ -6,7 +6,7 @@ use super::{ConfigArg, report, say, warn};
 use crate::{
     config::{Config, ConfigErrors, Environment},
     exit::Exit,
-    identity::KeyStore,
+    identity::{KeyStore, KeyWatch},
     policy::Policy,
 };
 
@@ -17,6 +17,8 @@ pub struct Checked {
     pub config: Config,
     pub policy: Policy,
     pub keys: KeyStore,
+    /// Notices what changes in the key file from here on.
+    pub watch: KeyWatch,
     /// What is right and yet may surprise.
     pub notes: Vec<String>,
 }
@@ -28,15 +30,17 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     let mut keep = |found: ConfigErrors| errors.extend(found);
     let policy = configuration.policy_file.and_then(|file| Policy::load(&file).map_err(&mut keep).ok());
     let keys = configuration.config.as_ref().and_then(|config| {
-        KeyStore::load(&config.identity.key_file, &config.identity.key_secret_file).map_err(&mut keep).ok()
+        let (key_file, secret_file) = (&config.identity.key_file, &config.identity.key_secret_file);
+        let watch = KeyWatch::new(key_file.clone(), secret_file.clone());
+        Some((KeyStore::load(key_file, secret_file).map_err(&mut keep).ok()?, watch))
     });
-    if let (Some(keys), Some(policy)) = (&keys, &policy) {
+    if let (Some((keys, _)), Some(policy)) = (&keys, &policy) {
         keep(keys.check_plans(policy));
     }
     match (configuration.config, policy, keys) {
-        (Some(config), Some(policy), Some(keys)) if errors.is_empty() => {
+        (Some(config), Some(policy), Some((keys, watch))) if errors.is_empty() => {
             let notes = notes(&config, &policy);
-            Ok(Checked { config, policy, keys, notes })
+            Ok(Checked { config, policy, keys, watch, notes })
         }
         _ => Err(errors),
     }
