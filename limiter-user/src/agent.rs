@@ -126,6 +126,8 @@ impl Agent {
         let tasks = TaskTracker::new();
         let http = Router::new()
             .route(check::ROUTE, routing::any(check::check))
+            // A wildcard does not match an empty rest: the client's request for "/".
+            .route(&format!("{}/", check::ROUTE), routing::any(check::check))
             .route(&format!("{}/{{*path}}", check::ROUTE), routing::any(check::check))
             .route("/v1/decide", routing::post(decide::decide))
             .with_state(Arc::clone(&self.keeper.gate));
