@@ -233,3 +233,16 @@ fn both_apis_answer_over_tcp_and_keep_connections_open() {
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("per-address"), "{output:?}");
 }
+
+#[test]
+fn a_peer_that_sends_slowly_is_sent_away() {
+    use std::io::{Read, Write};
+    let setup = Setup::new(KEYS, POLICY);
+    let _agent = setup.start();
+    let mut peer = std::os::unix::net::UnixStream::connect(setup.path("http.sock")).expect("a connection");
+    peer.set_read_timeout(Some(std::time::Duration::from_secs(30))).expect("a time-out");
+    peer.write_all(b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n[").expect("a head");
+    let mut answer = String::new();
+    peer.read_to_string(&mut answer).expect("the end of the connection");
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+}
