@@ -91,8 +91,10 @@ impl Agent {
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
         let (pusher, push) = match &dataplane {
-            Some(_) if config.push.enabled => {
-                let (pusher, worker) = Pusher::with_worker(push_policy(&config, &policy), Arc::clone(&metrics));
+            Some(dataplane) if config.push.enabled => {
+                let push_policy = push_policy(&config, &policy);
+                lift_exempt(&**dataplane, &push_policy, &host)?;
+                let (pusher, worker) = Pusher::with_worker(push_policy, Arc::clone(&metrics));
                 (pusher, Some(worker))
             }
             Some(_) | None => (Pusher::disabled(Arc::clone(&metrics)), None),
@@ -205,6 +207,17 @@ fn start_dataplane(config: &Config, policy: &Policy) -> Result<Arc<dyn Dataplane
     let object = dataplane::embedded_object()?;
     let dataplane = KernelDataplane::start(object, dataplane_config(config), policy, Tuning::default())?;
     Ok(Arc::new(dataplane))
+}
+
+/// An earlier agent, with another configuration, may have pushed what this one never would.
+fn lift_exempt(dataplane: &dyn Dataplane, policy: &PushPolicy, host: &HostAddresses) -> Result<()> {
+    for budget in dataplane.budgets() {
+        let source = budget.source.addr();
+        if policy.is_exempt(source) || host.contains(source) {
+            dataplane.remove_budget(source)?;
+        }
+    }
+    Ok(())
 }
 
 fn dataplane_config(config: &Config) -> DataplaneConfig {
