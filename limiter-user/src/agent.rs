@@ -57,7 +57,7 @@ impl Agent {
     /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
     /// touched.
     pub async fn build(checked: Checked) -> Result<Self> {
-        let Checked { config, policy, keys, .. } = checked;
+        let Checked { config, policy, keys, watch, .. } = checked;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
         let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
@@ -91,8 +91,10 @@ impl Agent {
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
         let (pusher, push) = match &dataplane {
-            Some(_) if config.push.enabled => {
-                let (pusher, worker) = Pusher::with_worker(push_policy(&config, &policy), Arc::clone(&metrics));
+            Some(dataplane) if config.push.enabled => {
+                let push_policy = push_policy(&config, &policy);
+                lift_exempt(&**dataplane, &push_policy, &host)?;
+                let (pusher, worker) = Pusher::with_worker(push_policy, Arc::clone(&metrics));
                 (pusher, Some(worker))
             }
             Some(_) | None => (Pusher::disabled(Arc::clone(&metrics)), None),
@@ -102,10 +104,7 @@ impl Agent {
         let limiter = Limiter::new(policy, Arc::clone(&counters), window_clock, prefixes, &metrics);
         let identity = config.identity;
         let header = HeaderName::try_from(&*identity.api_key_header).context("identity.api_key_header")?;
-        let watch = identity
-            .order
-            .contains(&IdentityKind::ApiKey)
-            .then(|| KeyWatch::new(identity.key_file, identity.key_secret_file));
+        let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
         // Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of
         // ours.
         let in_use = watch.as_ref().is_some_and(|watch| watch.is_in_use() || limits_keys);
@@ -129,6 +128,8 @@ impl Agent {
         let tasks = TaskTracker::new();
         let http = Router::new()
             .route(check::ROUTE, routing::any(check::check))
+            // A wildcard does not match an empty rest: the client's request for "/".
+            .route(&format!("{}/", check::ROUTE), routing::any(check::check))
             .route(&format!("{}/{{*path}}", check::ROUTE), routing::any(check::check))
             .route("/v1/decide", routing::post(decide::decide))
             .with_state(Arc::clone(&self.keeper.gate));
@@ -206,6 +207,17 @@ fn start_dataplane(config: &Config, policy: &Policy) -> Result<Arc<dyn Dataplane
     let object = dataplane::embedded_object()?;
     let dataplane = KernelDataplane::start(object, dataplane_config(config), policy, Tuning::default())?;
     Ok(Arc::new(dataplane))
+}
+
+/// An earlier agent, with another configuration, may have pushed what this one never would.
+fn lift_exempt(dataplane: &dyn Dataplane, policy: &PushPolicy, host: &HostAddresses) -> Result<()> {
+    for budget in dataplane.budgets() {
+        let source = budget.source.addr();
+        if policy.is_exempt(source) || host.contains(source) {
+            dataplane.remove_budget(source)?;
+        }
+    }
+    Ok(())
 }
 
 fn dataplane_config(config: &Config) -> DataplaneConfig {

@@ -509,6 +509,8 @@ fn identity_order(value: &Value<'_>) -> Option<Vec<IdentityKind>> {
         if let Some(kind) = element.one_of(&[("api_key", IdentityKind::ApiKey), ("ip", IdentityKind::Ip)]) {
             if order.contains(&kind) {
                 element.error("is named twice");
+            } else if order.contains(&IdentityKind::Ip) {
+                element.error("would never be looked at: every request has an address, so \"ip\" comes last");
             }
             order.push(kind);
         }

@@ -103,7 +103,15 @@ impl Limiter {
     fn touched(&self, active: &Active, request: &Request<'_>, scratch: &mut Scratch) -> Touched {
         let policy = &active.policy;
         let plan = request.subject.plan(&policy.plans);
-        let endpoints = policy.endpoints.matches(request.method, request.path, scratch);
+        let mut endpoints: SmallVec<[usize; 8]> =
+            policy.endpoints.matches(request.method, request.path, scratch).into();
+        for (method, path) in request.also {
+            for endpoint in policy.endpoints.matches(method, path, scratch) {
+                if !endpoints.contains(endpoint) {
+                    endpoints.push(*endpoint);
+                }
+            }
+        }
         let named = endpoints.iter().flat_map(|&endpoint| &active.by_endpoint[endpoint]);
         let mut touched = Touched::default();
         for &index in active.always.iter().chain(named) {

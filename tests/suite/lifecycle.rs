@@ -378,11 +378,27 @@ fn another_program_is_named_and_nothing_stays_attached() {
     world.config.interfaces.pop();
     let running = start(&net, &world);
     let before = xdp_of(&net, INTERFACE);
+    drop(running);
     world.config.interfaces.push(SECOND_INTERFACE.to_owned());
-    try_start(&net, &world).expect_err("busy");
+    let error = try_start(&net, &world).expect_err("busy");
+    assert!(matches!(error, DataplaneError::Busy { .. }), "{error:?}");
     assert!(xdp_of(&net, INTERFACE).is_some());
     assert_eq!(pins_in(&version_dir(&net)).iter().filter(|pin| pin.ends_with("-next")).count(), 0);
-    drop((running, before));
+    drop((other, before));
+}
+
+#[test]
+fn a_second_agent_does_not_take_the_interfaces_of_the_first() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    let first = start(&net, &world);
+    world.config.interfaces = vec![SECOND_INTERFACE.to_owned()];
+    let error = try_start(&net, &world).expect_err("in use");
+    assert!(matches!(error, DataplaneError::InUse { .. }), "{error:?}");
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(xdp_of(&net, INTERFACE).is_some() && xdp_of(&net, SECOND_INTERFACE).is_none());
+    drop(first);
+    let _second = start(&net, &world);
 }
 
 #[test]

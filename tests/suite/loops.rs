@@ -209,6 +209,48 @@ fn no_gap_while_an_agent_restarts_under_traffic() {
 }
 
 #[test]
+fn a_peek_and_a_request_too_large_for_what_is_left_push_nothing() {
+    let net = TestNet::new();
+    let setup = setup(&net, "auto", "", &ADDRESS_POLICY.replace("2s", "1h"));
+    let agent = start(&net, &setup);
+    let ask = |client: IpAddr, cost: u64, peek: bool| {
+        let question = serde_json::json!({ "ip": client, "cost": cost, "peek": peek });
+        agent.decide(question)["allowed"].as_bool().expect("an answer")
+    };
+    let [good, bad] = CLIENT_V4;
+    assert_eq!([ask(good, 4, false), ask(good, 3, false), ask(good, 1, false)], [true, false, true]);
+    assert!(!ask(good, 1, true), "nothing is left");
+    assert_eq!([ask(bad, 5, false), ask(bad, 1, false)], [true, false]);
+    // Denials are pushed in their order.
+    let budget = until("the block is written", WAIT, || budgets(&agent).pop());
+    assert_eq!(budget["prefix"], format!("{bad}/32"));
+    assert_eq!(budgets(&agent).len(), 1);
+
+    assert!(setup.run(&["unblock", &bad.to_string()]).status.success(), "an operator can lift it");
+    assert_eq!(budgets(&agent).len(), 0);
+}
+
+#[test]
+fn what_may_not_be_pushed_any_more_is_lifted_at_the_next_start() {
+    let net = TestNet::new();
+    let setup = setup(&net, "auto", "", &ADDRESS_POLICY.replace("2s", "1h"));
+    let agent = start(&net, &setup);
+    for client in CLIENT_V4 {
+        for cost in [5, 1] {
+            agent.decide(serde_json::json!({ "ip": client, "cost": cost }));
+        }
+    }
+    until("the blocks are written", WAIT, || (budgets(&agent).len() == 2).then_some(()));
+    agent.kill();
+    let configuration = std::fs::read_to_string(setup.path("limiter.toml")).expect("the configuration");
+    let proxy = format!("{configuration}[identity]\ntrusted_proxies = [\"{}\"]\n", CLIENT_V4[0]);
+    setup.write("limiter.toml", &proxy);
+    let agent = start(&net, &setup);
+    let left = budgets(&agent);
+    assert_eq!(left.iter().map(|budget| &budget["prefix"]).collect::<Vec<_>>(), [&format!("{}/32", CLIENT_V4[1])]);
+}
+
+#[test]
 fn only_the_source_of_packets_is_pushed() {
     let net = TestNet::new();
     let more = "[identity]\ntrusted_proxies = [\"10.203.0.3/32\"]\n";

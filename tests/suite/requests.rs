@@ -132,6 +132,27 @@ fn paths_cannot_be_spelled_around_their_limit() {
 }
 
 #[test]
+fn a_header_of_the_clients_own_takes_no_rule_away() {
+    let setup = Setup::new(KEYS, POLICY);
+    let key = setup.add_key("c_1", "pro");
+    let agent = setup.start();
+    let ask = |more: &[(&str, &str)]| {
+        let gateway = [("X-API-Key", &*key), ("X-Forwarded-Uri", "/api/v1/search"), ("X-Forwarded-Method", "GET")];
+        agent.check(&[&gateway, more].concat()).status
+    };
+    assert_eq!(statuses(3, || ask(&[])), [200, 200, 429]);
+    assert_eq!(ask(&[("X-Original-URI", "/healthz")]), 429);
+    assert_eq!(ask(&[("X-Original-Method", "PURGE")]), 429);
+    let appended = |more: &[(&str, &str)]| {
+        let headers = [&[("X-API-Key", &*key)], more].concat();
+        http::get(&setup.http(), "/v1/check/api/v1/search", &headers).expect("an answer").status
+    };
+    assert_eq!((appended(&[]), appended(&[("X-Original-URI", "/healthz")])), (429, 429));
+    let root = http::get(&setup.http(), "/v1/check/", &[("X-API-Key", &*key)]).expect("an answer");
+    assert_eq!(root.status, 200, "the client asks for the root");
+}
+
+#[test]
 fn cost_peek_and_batch() {
     let setup = Setup::new(KEYS, POLICY);
     let agent = setup.start();
@@ -211,4 +232,17 @@ fn both_apis_answer_over_tcp_and_keep_connections_open() {
     let output = setup.run(&["check", "--ip", "192.0.2.1", "--path", "/x"]);
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("per-address"), "{output:?}");
+}
+
+#[test]
+fn a_peer_that_sends_slowly_is_sent_away() {
+    use std::io::{Read, Write};
+    let setup = Setup::new(KEYS, POLICY);
+    let _agent = setup.start();
+    let mut peer = std::os::unix::net::UnixStream::connect(setup.path("http.sock")).expect("a connection");
+    peer.set_read_timeout(Some(std::time::Duration::from_secs(30))).expect("a time-out");
+    peer.write_all(b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n[").expect("a head");
+    let mut answer = String::new();
+    peer.read_to_string(&mut answer).expect("the end of the connection");
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
 }

@@ -3,7 +3,7 @@
 //! The gateway sends the client's headers along. Method and path of the client's request come from the headers that
 //! these gateways set, else from the call itself: Envoy appends the path to the prefix it is given.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use axum::{
     Extension,
@@ -12,6 +12,7 @@ use axum::{
     response::Response,
 };
 use serde::Deserialize;
+use smallvec::SmallVec;
 
 use super::{body, gate::Gate, serve::Peer};
 use crate::{limiter::Request, store::Charge};
@@ -25,6 +26,9 @@ pub struct Options {
 
 const METHOD_HEADERS: [&str; 2] = ["x-original-method", "x-forwarded-method"];
 const PATH_HEADERS: [&str; 3] = ["x-original-uri", "x-forwarded-uri", "x-original-url"];
+
+/// What several headers say of one thing.
+type Readings<'a> = SmallVec<[Cow<'a, str>; 4]>;
 
 pub async fn check(
     State(gate): State<Arc<Gate>>,
@@ -45,22 +49,26 @@ pub async fn check(
         }
     };
     // Lossy: a path with bytes above 127 must still match the groups that its other segments match.
-    let first = |names: &[&str]| {
-        let value = names.iter().find_map(|name| headers.get(*name))?;
-        Some(String::from_utf8_lossy(value.as_bytes()))
+    let values = |names: &[&str]| -> Readings<'_> {
+        let values = names.iter().filter_map(|name| headers.get(*name));
+        values.map(|value| String::from_utf8_lossy(value.as_bytes())).collect()
     };
-    let (original_method, original_path) = (first(&METHOD_HEADERS), first(&PATH_HEADERS));
+    let (mut methods, mut paths) = (values(&METHOD_HEADERS), values(&PATH_HEADERS));
+    if methods.is_empty() {
+        methods.push(method.as_str().into());
+    }
+    let appended = uri.path().strip_prefix(ROUTE).filter(|path| !path.is_empty());
+    if paths.is_empty() || appended.is_some() {
+        paths.push(appended.unwrap_or("/").into());
+    }
+    // A gateway overwrites the headers that it sets itself and passes on those that others set: which of them is the
+    // client's own cannot be told here, so a header can add rules to a request and never take one away.
+    let pairs = paths.iter().flat_map(|path| methods.iter().map(move |method| (&**method, without_origin(path))));
+    let pairs: SmallVec<[(&str, &str); 4]> = pairs.collect();
+    let (method, path) = pairs[0];
     let subject = gate.subject_of_headers(&headers, peer);
-    let decision = gate.decide(&Request {
-        subject: &subject,
-        method: original_method.as_deref().unwrap_or(method.as_str()),
-        path: match &original_path {
-            Some(path) => without_origin(path),
-            None => uri.path().strip_prefix(ROUTE).filter(|path| !path.is_empty()).unwrap_or("/"),
-        },
-        cost: 1,
-        charge: Charge::Commit,
-    });
+    let decision =
+        gate.decide(&Request { subject: &subject, method, path, also: &pairs[1..], cost: 1, charge: Charge::Commit });
     body::response(&decision, &headers, deny_status)
 }
 

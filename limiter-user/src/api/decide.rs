@@ -132,6 +132,7 @@ fn ask(gate: &Gate, question: &Question) -> Decision {
         subject: &subject,
         method: &question.method,
         path: &question.path,
+        also: &[],
         // A cost of 0 asks what a request would be told, so it is decided as the smallest one.
         cost: question.cost.max(1),
         charge: if question.peek || question.cost == 0 { Charge::Peek } else { Charge::Commit },

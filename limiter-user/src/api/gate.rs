@@ -16,6 +16,7 @@ use crate::{
     metrics::Metrics,
     policy::Scratch,
     push::Pusher,
+    store::Charge,
 };
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
@@ -78,6 +79,9 @@ impl Gate {
         }
         if let (Some(denial), Some(client)) = (&decision.address_denial, request.subject.address)
             && client.packet_source
+            // Neither a question, nor a request of a size of its own, says that the address cannot send another one.
+            && request.charge == Charge::Commit
+            && request.cost == 1
             && !self.host.contains(client.address)
         {
             self.pusher.denied(client.address, denial);

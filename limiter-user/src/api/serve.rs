@@ -10,7 +10,13 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, body::Body, extract::Request};
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::{StatusCode, header},
+    response::IntoResponse,
+};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -27,6 +33,8 @@ use crate::config::Listen;
 const MAX_CONNECTIONS: usize = 16_384;
 /// How long a peer may take to send the head of a request, and so how long a silent connection is kept.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long a request may take from its head to its answer, the body that a peer may send slowly included.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of the buffer for a request head.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// How long open requests may take to end after a shutdown begins.
@@ -95,13 +103,16 @@ impl Listener {
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let connections = TaskTracker::new();
         loop {
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { break };
-            let accepted = tokio::select! {
-                accepted = self.accept() => accepted,
+            let accept = async {
+                let permit = Arc::clone(&permits).acquire_owned().await.map_err(io::Error::other)?;
+                Ok((self.accept().await?, permit))
+            };
+            let accepted: io::Result<_> = tokio::select! {
+                accepted = accept => accepted,
                 () = shutdown.cancelled() => break,
             };
             match accepted {
-                Ok((stream, peer)) => {
+                Ok(((stream, peer), permit)) => {
                     let (router, shutdown) = (router.clone(), shutdown.clone());
                     connections.spawn(async move {
                         serve_connection(stream, peer, router, shutdown).await;
@@ -154,7 +165,11 @@ async fn serve_connection(stream: Box<dyn Stream>, peer: Peer, router: Router, s
         request.extensions_mut().insert(peer);
         let router = router.clone();
         async move {
-            Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {}))
+            let answer = tokio::time::timeout(REQUEST_TIMEOUT, router.oneshot(request.map(Body::new))).await;
+            Ok::<_, Infallible>(match answer {
+                Ok(answer) => answer.unwrap_or_else(|never| match never {}),
+                Err(_elapsed) => (StatusCode::REQUEST_TIMEOUT, [(header::CONNECTION, "close")]).into_response(),
+            })
         }
     });
     let connection = http1::Builder::new()

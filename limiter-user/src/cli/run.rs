@@ -1,6 +1,7 @@
 //! `limiter run`.
 
 use anyhow::Result;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +15,7 @@ pub(super) fn run(arguments: &ConfigArg) -> Result<()> {
     for note in &checked.notes {
         tracing::warn!(target: "limiter", "{note}");
     }
+    allow_many_connections();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
@@ -31,4 +33,14 @@ pub(super) fn run(arguments: &ConfigArg) -> Result<()> {
         });
         agent.run(shutdown).await
     })
+}
+
+/// As many open files as the system lets this process have: the usual 1024 are fewer than the connections of a busy
+/// gateway, and whoever uses them up takes away Redis, the key file and the admin API as well.
+fn allow_many_connections() {
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::warn!(target: "limiter", %error, "raising the limit of open files failed");
+    }
 }

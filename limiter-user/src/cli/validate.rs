@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::{ConfigArg, report, say, warn};
 use crate::{
-    config::{Config, ConfigErrors, Environment},
+    config::{Config, ConfigErrors, Environment, IdentityKind},
     exit::Exit,
-    identity::KeyStore,
-    policy::Policy,
+    identity::{KeyStore, KeyWatch},
+    policy::{Policy, Scope},
 };
 
 /// Everything that the agent reads before it starts.
@@ -17,6 +17,8 @@ pub struct Checked {
     pub config: Config,
     pub policy: Policy,
     pub keys: KeyStore,
+    /// Notices what changes in the key file from here on.
+    pub watch: KeyWatch,
     /// What is right and yet may surprise.
     pub notes: Vec<String>,
 }
@@ -28,18 +30,35 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     let mut keep = |found: ConfigErrors| errors.extend(found);
     let policy = configuration.policy_file.and_then(|file| Policy::load(&file).map_err(&mut keep).ok());
     let keys = configuration.config.as_ref().and_then(|config| {
-        KeyStore::load(&config.identity.key_file, &config.identity.key_secret_file).map_err(&mut keep).ok()
+        let (key_file, secret_file) = (&config.identity.key_file, &config.identity.key_secret_file);
+        let watch = KeyWatch::new(key_file.clone(), secret_file.clone());
+        Some((KeyStore::load(key_file, secret_file).map_err(&mut keep).ok()?, watch))
     });
-    if let (Some(keys), Some(policy)) = (&keys, &policy) {
+    if let (Some((keys, _)), Some(policy)) = (&keys, &policy) {
         keep(keys.check_plans(policy));
     }
+    if let (Some(config), Some(policy)) = (&configuration.config, &policy) {
+        keep(check_scopes(config, policy));
+    }
     match (configuration.config, policy, keys) {
-        (Some(config), Some(policy), Some(keys)) if errors.is_empty() => {
+        (Some(config), Some(policy), Some((keys, watch))) if errors.is_empty() => {
             let notes = notes(&config, &policy);
-            Ok(Checked { config, policy, keys, notes })
+            Ok(Checked { config, policy, keys, watch, notes })
         }
         _ => Err(errors),
     }
+}
+
+/// Rules whose identity no request can have.
+fn check_scopes(config: &Config, policy: &Policy) -> ConfigErrors {
+    let mut errors = ConfigErrors::new();
+    if !config.identity.order.contains(&IdentityKind::ApiKey) {
+        for rule in policy.rules.iter().filter(|rule| rule.scope == Scope::Key) {
+            let message = format!("the rule \"{}\" limits API keys, and identity.order has no \"api_key\"", rule.id);
+            errors.extend(ConfigErrors::of_file(&config.policy.file, "rules.scope", message, false));
+        }
+    }
+    errors
 }
 
 fn notes(config: &Config, policy: &Policy) -> Vec<String> {
@@ -144,6 +163,16 @@ mod tests {
         assert_eq!(errors, expected);
         fs::write(files.path("policy.toml"), "[plans.pro]\n").unwrap();
         assert_eq!(files.check().unwrap().keys.len(), 1);
+    }
+
+    #[test]
+    fn a_rule_for_keys_that_nobody_reads_is_a_mistake() {
+        let policy = "[[rules]]\nid = \"k\"\nscope = \"key\"\nlimit = 1\nwindow = \"1s\"\n";
+        let files = Files::new("order = [\"ip\"]\n", policy, "");
+        let errors = files.check().unwrap_err().to_string();
+        assert!(errors.ends_with("the rule \"k\" limits API keys, and identity.order has no \"api_key\""), "{errors}");
+        let files = Files::new("order = [\"ip\", \"api_key\"]\n", policy, "");
+        assert!(files.check().unwrap_err().to_string().contains("\"ip\" comes last"));
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub enum DataplaneError {
     #[error("pin in {}: not on a BPF file system; mount one with \"mount -t bpf bpf /sys/fs/bpf\"", path.display())]
     NoBpffs { path: PathBuf },
 
+    #[error("another agent uses {}; stop it, or give this one an xdp.pin_dir of its own", path.display())]
+    InUse { path: PathBuf },
+
     #[error("{operation} {}: {source}", path.display())]
     Pin { operation: &'static str, path: PathBuf, source: io::Error },
 
@@ -104,6 +107,7 @@ impl DataplaneError {
             | Self::Busy { .. }
             | Self::NotSupported { .. }
             | Self::NoBpffs { .. }
+            | Self::InUse { .. }
             | Self::SchemaVersion { .. }
             | Self::MapMismatch { .. }
             | Self::Verifier { .. }

@@ -1,6 +1,6 @@
 //! The real data plane.
 
-use std::{borrow::Cow, collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::HashMap, fs::File, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use limiter_common::{
@@ -35,6 +35,7 @@ pub struct KernelDataplane {
     config: DataplaneConfig,
     tuning: Tuning,
     state: RwLock<State>,
+    _lock: File,
 }
 
 #[derive(Debug)]
@@ -66,8 +67,11 @@ impl KernelDataplane {
         tuning: Tuning,
     ) -> Result<Self, DataplaneError> {
         let object = object.into();
+        let (pins, created) = PinDir::prepare(&config.pin_dir)?;
+        let lock = pins.lock()?;
         let state = bring_up(&object, &config, &tuning, policy, None)?;
-        Ok(Self { object, config, tuning, state: RwLock::new(state) })
+        created.keep();
+        Ok(Self { object, config, tuning, state: RwLock::new(state), _lock: lock })
     }
 
     /// Runs the program on a frame, as if it had arrived. Counts and charges.
@@ -130,6 +134,25 @@ impl KernelDataplane {
         state.attached.maps.remove_acl(list, prefix)?;
         state.acl.remove(list, prefix);
         Ok(())
+    }
+
+    /// Removes what was pushed for sources in `prefix`; whether there was any. To whoever operates a host, an address
+    /// that the agent blocked is as blocked as one of a list.
+    fn lift(&self, prefix: IpNet) -> Result<bool, DataplaneError> {
+        let prefix = canonical(prefix);
+        let prefixes = self.config.src_prefixes;
+        let mut state = self.state.write();
+        let State { attached, budgets, .. } = &mut *state;
+        let is_inside = |source: &IpAddr| {
+            let is_part = prefix.prefix_len() >= prefixes.len_of(*source) && prefixes.cut(prefix.addr()) == *source;
+            is_part || prefix.contains(source)
+        };
+        let sources: Vec<IpAddr> = budgets.keys().copied().filter(is_inside).collect();
+        for source in &sources {
+            attached.maps.remove_budget(*source)?;
+            budgets.remove(source);
+        }
+        Ok(!sources.is_empty())
     }
 
     fn push(
@@ -210,7 +233,11 @@ impl Dataplane for KernelDataplane {
     }
 
     fn unblock(&self, prefix: IpNet) -> Result<(), DataplaneError> {
-        self.take(List::Deny, prefix)
+        let lifted = self.lift(prefix)?;
+        match self.take(List::Deny, prefix) {
+            Err(DataplaneError::Absent { in_policy: false, .. }) if lifted => Ok(()),
+            taken => taken,
+        }
     }
 
     fn allow(&self, prefix: IpNet, lasts: Option<Duration>) -> Result<(), DataplaneError> {

@@ -4,7 +4,8 @@
 
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs::{self, File, TryLockError},
+    io,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -51,6 +52,18 @@ impl PinDir {
             created.directory(directory)?;
         }
         Ok((Self { version }, created))
+    }
+
+    /// Held for as long as an agent runs: two that share a directory would detach each other's interfaces. The kernel
+    /// gives it back when a process dies, however it dies.
+    pub(super) fn lock(&self) -> Result<File, DataplaneError> {
+        let wrong = |source| pin_error("lock", self.version.clone(), source);
+        let directory = File::open(&self.version).map_err(wrong)?;
+        match directory.try_lock() {
+            Ok(()) => Ok(directory),
+            Err(TryLockError::WouldBlock) => Err(DataplaneError::InUse { path: self.version.clone() }),
+            Err(TryLockError::Error(source)) => Err(wrong(source)),
+        }
     }
 
     pub(super) fn map(&self, name: &str) -> PathBuf {

@@ -42,6 +42,8 @@ pub struct Request<'a> {
     pub subject: &'a Subject,
     pub method: &'a str,
     pub path: &'a str,
+    /// What else the request may be, by headers of which one may be the client's own: rules for these apply as well.
+    pub also: &'a [(&'a str, &'a str)],
     /// At least 1.
     pub cost: u64,
     pub charge: Charge,

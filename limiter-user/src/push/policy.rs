@@ -107,7 +107,7 @@ impl PushPolicy {
     }
 
     /// A source key stands for its whole prefix, so one exempt address in it exempts all of it.
-    fn is_exempt(&self, address: IpAddr) -> bool {
+    pub fn is_exempt(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         let Ok(source) = IpNet::new(address, self.settings.prefixes.len_of(address)) else { return true };
         let source = source.trunc();

@@ -227,7 +227,8 @@ impl SyncWorker {
         };
         // Before the first totals, whose windows are Redis'; and while Redis is away, since a probe costs less than a
         // batch.
-        if !self.clock_is_set || state != SyncState::Connected || idle {
+        let asks = !self.clock_is_set || state != SyncState::Connected || idle;
+        if asks {
             self.ask_time().await?;
         }
         if self.redis.generation() != self.server.generation {
@@ -244,6 +245,10 @@ impl SyncWorker {
             left -= take;
             self.send_batch().await?;
         }
+        // Only now: a Redis that tells the time and takes no counts (full, read-only) is none to share with.
+        if asks {
+            self.answered();
+        }
         Ok(())
     }
 
@@ -253,7 +258,6 @@ impl SyncWorker {
         let mut bounds = OffsetBounds::default();
         bounds.narrow(now_us, start, self.clock.local());
         self.set_clock(&bounds);
-        self.answered();
         Ok(())
     }
 

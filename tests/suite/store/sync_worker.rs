@@ -203,6 +203,28 @@ async fn a_flushed_database_is_noticed_and_filled_again() {
 }
 
 #[tokio::test]
+async fn a_redis_that_takes_no_counts_is_never_called_connected() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    node.until_connected().await;
+    let () = server.run(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let cells = daily("u", 1000);
+    node.hit(&cells);
+    node.until(SyncState::Degraded).await;
+    let failed = node.status.get().failed_rounds;
+    // Looks as often as it can, through several rounds.
+    let watch = Stopwatch::start();
+    while node.status.get().failed_rounds < failed + 5 {
+        assert_eq!(node.status.get().state, SyncState::Degraded);
+        assert!(watch.elapsed() < WAIT);
+        tokio::task::yield_now().await;
+    }
+    let () = server.run(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    node.until_connected().await;
+    node.until_sent().await;
+}
+
+#[tokio::test]
 async fn decisions_never_wait_for_a_redis_that_stands_still() {
     let server = RedisServer::start().await;
     let node = Node::start(&server);
