@@ -54,10 +54,10 @@ pub async fn check(
         values.map(|value| String::from_utf8_lossy(value.as_bytes())).collect()
     };
     let (mut methods, mut paths) = (values(&METHOD_HEADERS), values(&PATH_HEADERS));
-    if methods.is_empty() {
+    let appended = uri.path().strip_prefix(ROUTE).filter(|path| !path.is_empty());
+    if methods.is_empty() || appended.is_some() {
         methods.push(method.as_str().into());
     }
-    let appended = uri.path().strip_prefix(ROUTE).filter(|path| !path.is_empty());
     if paths.is_empty() || appended.is_some() {
         paths.push(appended.unwrap_or("/").into());
     }
