@@ -189,6 +189,13 @@ impl Keeper {
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
             tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");
         }
+        match self.dataplane.as_ref().map(|dataplane| dataplane.heal()) {
+            Some(Ok(healed)) if healed > 0 => {
+                tracing::warn!(target: "limiter::dataplane", healed, "attached again to interfaces that were made anew");
+            }
+            Some(Err(error)) => tracing::error!(target: "limiter::dataplane", %error, "an interface is not limited"),
+            Some(Ok(_)) | None => {}
+        }
         match self.keys.as_mut().map(KeyWatch::changed) {
             Some(Ok(Some(keys))) => {
                 tracing::info!(target: "limiter::api", keys = keys.len(), "read the changed key file");

@@ -175,6 +175,17 @@ pub trait Dataplane: fmt::Debug + Send + Sync + 'static {
 
     fn interfaces(&self) -> Result<Vec<AttachedInterface>, DataplaneError>;
 
+    /// Interfaces that should run the program and do not: gone, or made anew under the same name. Asks the namespace that
+    /// the caller is in.
+    fn lost(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Attaches again to lost interfaces that exist, and tells to how many. What was unpinned stays detached.
+    fn heal(&self) -> Result<usize, DataplaneError> {
+        Ok(0)
+    }
+
     /// Puts a new policy in force in one step. An error changes nothing.
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError>;
 

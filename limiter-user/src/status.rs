@@ -197,10 +197,12 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
         keep(error);
         Vec::new()
     });
+    let lost = dataplane.lost();
     let counters = dataplane.counters().unwrap_or_else(|error| {
         keep(error);
         Vec::new()
     });
+    errors.extend(lost.into_iter().map(|name| format!("{name} does not run the program: nothing is limited there")));
     let millis = |remaining: Duration| u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
     let (allow, deny): (Vec<_>, Vec<_>) = dataplane.acl().into_iter().partition(|entry| entry.list == List::Allow);
     let entries = |listing: Vec<AclListing>| {

@@ -402,6 +402,27 @@ fn a_second_agent_does_not_take_the_interfaces_of_the_first() {
 }
 
 #[test]
+fn an_interface_that_is_made_anew_is_attached_again_and_what_was_unpinned_is_not() {
+    let net = TestNet::new();
+    let dataplane = start(&net, &world(&net));
+    let heal = || net.gateway(|| dataplane.heal().expect("heal"));
+    assert_eq!(heal(), 0);
+    net.gateway(|| {
+        let ip = |line: &str| assert!(Command::new("ip").args(line.split(' ')).status().expect("ip").success());
+        ip(&format!("link delete {INTERFACE}"));
+        assert_eq!(dataplane.lost(), [INTERFACE]);
+        assert_eq!(dataplane.heal().expect("nothing to attach to"), 0);
+        ip(&format!("link add {INTERFACE} type veth peer name other0"));
+    });
+    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert_eq!(heal(), 1);
+    assert!(xdp_of(&net, INTERFACE).is_some());
+    unpin_in(&net).expect("unpin");
+    assert_eq!(heal(), 0);
+    assert_eq!(xdp_of(&net, INTERFACE), None);
+}
+
+#[test]
 fn interfaces_are_added_and_removed_by_a_restart() {
     let net = TestNet::new();
     let mut world = world(&net);

@@ -12,6 +12,7 @@ use limiter_common::{
     time::KtimeNs,
     verdict::Verdict,
 };
+use nix::net::if_::if_nametoindex;
 use parking_lot::RwLock;
 
 use super::{
@@ -20,6 +21,7 @@ use super::{
     acl::{self, Acl, canonical},
     attach,
     compile::{self, CompiledRules},
+    link_state,
     loader::{self, Attached, CREATED, Plan},
     maps,
     pins::PinDir,
@@ -118,7 +120,11 @@ impl KernelDataplane {
         // The first prefix of its kind: the program in force does not look for one.
         let mut acl = state.acl.clone();
         acl.insert(list, prefix, deadline);
-        let State { attached, rules, .. } = &mut *state;
+        self.build_again(&mut state, acl)
+    }
+
+    fn build_again(&self, state: &mut State, acl: Acl) -> Result<(), DataplaneError> {
+        let State { attached, rules, .. } = state;
         let (pins, created) = PinDir::prepare(&self.config.pin_dir)?;
         let plan = Plan { object: &self.object, config: &self.config, tuning: &self.tuning, rules: &*rules, acl: &acl };
         let next = loader::load(plan, pins, created)?.verify()?.fill()?.attach(Some(attached))?;
@@ -373,6 +379,24 @@ impl Dataplane for KernelDataplane {
             found.is_some()
         });
         Ok(interfaces)
+    }
+
+    fn lost(&self) -> Vec<String> {
+        let ids = attach::program_ids(&self.state.read().attached.pins).unwrap_or_default();
+        let runs = |(name, id): &(String, u32)| link_state::program_id(name).ok().flatten() == Some(*id);
+        ids.into_iter().filter(|link| !runs(link)).map(|(name, _)| name).collect()
+    }
+
+    fn heal(&self) -> Result<usize, DataplaneError> {
+        let lost = self.lost();
+        if !lost.iter().any(|name| if_nametoindex(name.as_str()).is_ok()) {
+            return Ok(0);
+        }
+        let mut state = self.state.write();
+        let acl = state.acl.clone();
+        self.build_again(&mut state, acl)?;
+        drop(state);
+        Ok(lost.len().saturating_sub(self.lost().len()))
     }
 
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError> {
