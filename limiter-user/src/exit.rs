@@ -17,7 +17,7 @@ use crate::{
 #[must_use]
 pub enum Exit {
     Ok = 0,
-    /// The command line is wrong.
+    /// The command line is wrong, or asks for what cannot be.
     Usage = 64,
     /// A service that is needed does not answer, or a port is taken.
     Unavailable = 69,
@@ -39,6 +39,11 @@ impl Exit {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
+
+/// What the agent understood and will not do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
 
 impl From<&anyhow::Error> for Exit {
     /// The one place that knows which error ends the program how.
@@ -63,6 +68,9 @@ impl From<&anyhow::Error> for Exit {
             } else {
                 Self::Unavailable
             };
+        }
+        if error.downcast_ref::<Refused>().is_some() {
+            return Self::Usage;
         }
         if error.downcast_ref::<Unavailable>().is_some() { Self::Unavailable } else { Self::Internal }
     }

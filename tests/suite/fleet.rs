@@ -5,6 +5,7 @@ use std::time::Duration;
 use limiter_tests::{
     agent::{Agent, Setup},
     eventually::until,
+    http,
     redis_server::RedisServer,
 };
 use limiter_user::clock::Stopwatch;
@@ -159,4 +160,29 @@ fn a_graceful_stop_hands_over_what_redis_does_not_have() {
     assert!(agent.stop().success());
     let agent = b.start();
     until("the counts of the first are known", WAIT, || if use_one(&agent, "u_1") { None } else { Some(()) });
+}
+
+#[test]
+fn calls_to_redis_do_not_grow_with_requests() {
+    let runtime = runtime();
+    let redis = runtime.block_on(RedisServer::start());
+    let setup = node("a", &redis);
+    let agent = setup.start();
+    shared([&agent, &agent]);
+    let calls = || agent.metric("limiter_store_calls_total{result=\"ok\"}");
+    let (started, before) = (Stopwatch::start(), calls());
+    let mut asked = 0;
+    while asked < 2000 {
+        let questions: Vec<_> = (0..100).map(|user| json!({ "user": format!("u_{user}") })).collect();
+        let answers = http::post(&setup.http(), "/v1/decide", &json!(questions)).expect("an answer");
+        assert_eq!(answers.json().as_array().map(Vec::len), Some(100));
+        asked += 100;
+    }
+    shared([&agent, &agent]);
+    // One pipelined batch an interval, however many requests and counters.
+    let most = started.elapsed().as_secs_f64() / 0.05 + 3.0;
+    let made = calls() - before;
+    assert!(made >= 1.0 && made <= most, "{made} calls where at most {most} are due");
+    let keys: Vec<String> = runtime.block_on(async { redis.run(&["KEYS", "*"]).await });
+    assert_eq!(keys.len(), 100);
 }

@@ -61,9 +61,9 @@ fn budgets(agent: &Agent<'_>) -> Vec<Value> {
 
 #[test]
 fn a_denied_address_is_dropped_until_its_retry_after_and_then_served_again() {
-    for (client, server) in [(CLIENT_V4[0], GATEWAY_V4), (CLIENT_V6[1], GATEWAY_V6)] {
+    for (mode, client, server) in [("native", CLIENT_V4[0], GATEWAY_V4), ("generic", CLIENT_V6[1], GATEWAY_V6)] {
         let net = TestNet::new();
-        let setup = setup(&net, "auto", "", ADDRESS_POLICY);
+        let setup = setup(&net, mode, "", ADDRESS_POLICY);
         let agent = start(&net, &setup);
         let gateway = serve(&net, &setup, server);
         let bystander = if client.is_ipv4() { CLIENT_V4[1] } else { CLIENT_V6[0] };
@@ -107,22 +107,25 @@ fn the_port_of_ssh_is_never_touched() {
 
 #[test]
 fn a_flood_is_stopped_in_the_kernel_and_the_good_client_is_served() {
-    for mode in ["native", "generic"] {
+    let (v4, v6) = ((CLIENT_V4, GATEWAY_V4, "0.0.0.0/0"), (CLIENT_V6, GATEWAY_V6, "::/0"));
+    for (mode, ([good, flooding], server, all)) in [("native", v4), ("generic", v4), ("native", v6), ("generic", v6)] {
         let net = TestNet::new();
-        let policy = "[[packet_rules]]\nid = \"per-source\"\ncidr = \"0.0.0.0/0\"\npackets = { rate = \"1000/s\", burst = 2000 }\n";
-        let setup = setup(&net, mode, "", policy);
+        let policy = format!(
+            "[[packet_rules]]\nid = \"per-source\"\ncidr = \"{all}\"\npackets = {{ rate = \"1000/s\", burst = 2000 }}\n"
+        );
+        let setup = setup(&net, mode, "", &policy);
         let agent = start(&net, &setup);
         assert_eq!(agent.status()["xdp"]["interfaces"][0]["mode"], mode);
-        let gateway = serve(&net, &setup, GATEWAY_V4);
-        let [good, flooding] = CLIENT_V4;
+        let gateway = serve(&net, &setup, server);
+        let started = Stopwatch::start();
 
-        let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(GATEWAY_V4, 80))).expect("a socket");
+        let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(server, 80))).expect("a socket");
         let flood = net.client(|| UdpSocket::bind(SocketAddr::new(flooding, 0))).expect("a socket");
         let served = std::thread::scope(|scope| {
             let flooding = scope.spawn(|| {
                 for _ in 0..100_000 {
                     // A full queue of the sender is no concern here.
-                    drop(flood.send_to(&[0; 64], SocketAddr::new(GATEWAY_V4, 80)));
+                    drop(flood.send_to(&[0; 64], SocketAddr::new(server, 80)));
                 }
             });
             let mut served = 0;
@@ -133,14 +136,16 @@ fn a_flood_is_stopped_in_the_kernel_and_the_good_client_is_served() {
             }
             served
         });
-        let over = dropped(&agent, "rate_limited_packets");
-        assert!(over >= 80_000, "{over} packets dropped, {served} requests served, {mode}");
+        let series = |verdict: &str, reason: &str| {
+            let labels = format!("rule=\"per-source\",verdict=\"{verdict}\",reason=\"{reason}\"");
+            agent.metric(&format!("limiter_xdp_packets_total{{{labels}}}"))
+        };
+        // What of the flood comes as far as the program depends on the machine; what passes does not.
+        let over = series("drop", "rate_limited_packets");
+        assert!(over >= 10_000.0, "{over} packets dropped, {served} requests served, {mode}");
+        let most = 2.0 * (2000.0 + 1000.0 * started.elapsed().as_secs_f64());
+        assert!(series("pass", "conforming") <= most, "two sources of at most {most} packets together, {mode}");
         drop(sink);
-        assert!(
-            agent.metric(
-                "limiter_xdp_packets_total{rule=\"per-source\",verdict=\"drop\",reason=\"rate_limited_packets\"}"
-            ) >= 80_000.0
-        );
     }
 }
 
@@ -298,10 +303,23 @@ fn operators_block_and_allow_for_a_time() {
     assert!(status.contains("deny 10.203.0.0/24 (operator)"), "{status}");
 
     let refused = run(&["block", &allowed.to_string()]);
+    assert_eq!(refused.status.code(), Some(64), "{refused:?}");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("allow prefix 10.203.0.3/32"), "{refused:?}");
     let refused = run(&["unblock", "192.0.2.0/24"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("not in the deny list"), "{refused:?}");
     drop(agent);
+}
+
+#[test]
+fn the_fallback_to_generic_mode_is_spoken() {
+    let net = TestNet::new();
+    let setup = setup(&net, "auto", "", "");
+    let configuration = std::fs::read_to_string(setup.path("limiter.toml")).expect("the configuration");
+    // Loopback has no native mode.
+    setup.write("limiter.toml", &configuration.replace(INTERFACE, "lo"));
+    let agent = start(&net, &setup);
+    assert_eq!(agent.status()["xdp"]["interfaces"][0]["mode"], "generic");
+    assert!(setup.log().lines().any(|line| line.contains("WARN") && line.contains("generic")), "{}", setup.log());
 }
 
 #[test]

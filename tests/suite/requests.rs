@@ -98,6 +98,11 @@ fn unknown_keys_are_refused_and_count_against_their_address_alone() {
         assert_eq!(response.header("www-authenticate"), Some("Bearer"));
     }
     assert_eq!(ask(30).status, 429);
+    // An id with other bytes is unknown too, and a client's own query is no option of ours.
+    let strange = [("Authorization", "BEARER \u{e9}"), ("X-Forwarded-For", "192.0.2.10")];
+    assert_eq!(agent.check(&strange).status, 401);
+    let appended = http::get(&setup.http(), "/v1/check/x?deny_status=none", &[]).expect("an answer");
+    assert_eq!(appended.status, 200);
     assert_eq!(agent.check(&[("X-Forwarded-For", "192.0.2.9")]).status, 429);
     assert_eq!(agent.check(&[("X-Forwarded-For", "192.0.2.10")]).status, 200);
 }
@@ -186,12 +191,13 @@ fn what_cannot_be_understood_changes_nothing_and_says_why() {
         ("{\"ip\": \"nowhere\"}", "IP address"),
         ("{\"user\": \"a\", \"api_key\": \"b\"}", "both given"),
         ("{\"user\": \"\"}", "1 to 256 bytes"),
+        ("{\"user\": \"a\", \"plan\": \"gold\"}", "no plan"),
     ] {
         let response = http::request(&setup.http(), "POST", "/v1/decide", &[], body).expect("an answer");
         assert_eq!(response.status, 400, "{body}");
         assert!(response.body.contains(message), "{body}: {}", response.body);
     }
-    assert_eq!(agent.metric("limiter_bad_requests_total"), 7.0);
+    assert_eq!(agent.metric("limiter_bad_requests_total"), 8.0);
     assert_eq!(agent.decide(json!({ "ip": "192.0.2.1" }))["remaining"], 29);
 }
 

@@ -7,22 +7,16 @@ use std::{borrow::Cow, sync::Arc};
 
 use axum::{
     Extension,
-    extract::{OriginalUri, Query, State},
+    extract::{OriginalUri, State},
     http::{HeaderMap, Method, StatusCode},
     response::Response,
 };
-use serde::Deserialize;
 use smallvec::SmallVec;
 
 use super::{body, gate::Gate, serve::Peer};
 use crate::{limiter::Request, store::Charge};
 
 pub const ROUTE: &str = "/v1/check";
-
-#[derive(Debug, Deserialize)]
-pub struct Options {
-    deny_status: Option<u16>,
-}
 
 const METHOD_HEADERS: [&str; 2] = ["x-original-method", "x-forwarded-method"];
 const PATH_HEADERS: [&str; 3] = ["x-original-uri", "x-forwarded-uri", "x-original-url"];
@@ -33,19 +27,21 @@ type Readings<'a> = SmallVec<[Cow<'a, str>; 4]>;
 pub async fn check(
     State(gate): State<Arc<Gate>>,
     Extension(peer): Extension<Peer>,
-    Query(options): Query<Options>,
     method: Method,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
 ) -> Response {
-    let deny_status = match options.deny_status {
+    let appended = uri.path().strip_prefix(ROUTE).filter(|path| !path.is_empty());
+    // Behind an appended path the query is the client's.
+    let query = if appended.is_none() { uri.query().unwrap_or_default() } else { "" };
+    let deny_status = match query.split('&').find_map(|pair| pair.strip_prefix("deny_status=")) {
         None => None,
-        Some(401) => Some(StatusCode::UNAUTHORIZED),
-        Some(403) => Some(StatusCode::FORBIDDEN),
-        Some(429) => Some(StatusCode::TOO_MANY_REQUESTS),
+        Some("401") => Some(StatusCode::UNAUTHORIZED),
+        Some("403") => Some(StatusCode::FORBIDDEN),
+        Some("429") => Some(StatusCode::TOO_MANY_REQUESTS),
         Some(other) => {
             gate.metrics().bad_request();
-            return body::bad_request(&format!("deny_status is {other}: use 401, 403 or 429"));
+            return body::bad_request(&format!("deny_status is \"{other}\": use 401, 403 or 429"));
         }
     };
     // Lossy: a path with bytes above 127 must still match the groups that its other segments match.
@@ -54,7 +50,6 @@ pub async fn check(
         values.map(|value| String::from_utf8_lossy(value.as_bytes())).collect()
     };
     let (mut methods, mut paths) = (values(&METHOD_HEADERS), values(&PATH_HEADERS));
-    let appended = uri.path().strip_prefix(ROUTE).filter(|path| !path.is_empty());
     if methods.is_empty() || appended.is_some() {
         methods.push(method.as_str().into());
     }

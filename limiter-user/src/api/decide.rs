@@ -3,6 +3,7 @@
 use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use axum::{
+    Extension,
     body::Bytes,
     extract::State,
     http::header,
@@ -10,7 +11,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{body, gate::Gate, headers};
+use super::{body, gate::Gate, headers, serve::Peer};
 use crate::{
     limiter::{Caller, Decision, Kind, Request, Subject},
     store::Charge,
@@ -73,8 +74,8 @@ const fn one() -> u64 {
     1
 }
 
-pub async fn decide(State(gate): State<Arc<Gate>>, body: Bytes) -> Response {
-    match answer(&gate, &body) {
+pub async fn decide(State(gate): State<Arc<Gate>>, Extension(peer): Extension<Peer>, body: Bytes) -> Response {
+    match answer(&gate, peer, &body) {
         Ok(response) => response,
         Err(message) => {
             gate.metrics().bad_request();
@@ -84,12 +85,12 @@ pub async fn decide(State(gate): State<Arc<Gate>>, body: Bytes) -> Response {
 }
 
 /// Every question of a batch is understood before the first is decided, so a bad one changes nothing.
-fn answer(gate: &Gate, body: &[u8]) -> Result<Response, String> {
+fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
     let questions: Questions =
         serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
     match questions {
         Questions::Single(question) => {
-            let decision = ask(gate, &understand(question)?);
+            let decision = ask(gate, peer, &understand(gate, question)?);
             let mut response = json(&Reply::from(&decision));
             headers::add(&decision, response.headers_mut());
             Ok(response)
@@ -99,16 +100,16 @@ fn answer(gate: &Gate, body: &[u8]) -> Result<Response, String> {
         }
         Questions::Batch(questions) => {
             let understood = questions.into_iter().enumerate().map(|(position, question)| {
-                understand(question).map_err(|error| format!("request {position} of the batch: {error}"))
+                understand(gate, question).map_err(|error| format!("request {position} of the batch: {error}"))
             });
             let understood = understood.collect::<Result<Vec<_>, _>>()?;
-            let decisions: Vec<Decision> = understood.iter().map(|question| ask(gate, question)).collect();
+            let decisions: Vec<Decision> = understood.iter().map(|question| ask(gate, peer, question)).collect();
             Ok(json(&decisions.iter().map(Reply::from).collect::<Vec<_>>()))
         }
     }
 }
 
-fn understand(question: serde_json::Value) -> Result<Question, String> {
+fn understand(gate: &Gate, question: serde_json::Value) -> Result<Question, String> {
     let question: Question = serde_json::from_value(question).map_err(|error| error.to_string())?;
     if question.api_key.is_some() && question.user.is_some() {
         return Err("api_key and user are both given: an API key stands for its user".into());
@@ -116,10 +117,15 @@ fn understand(question: serde_json::Value) -> Result<Question, String> {
     if question.user.as_ref().is_some_and(|user| user.is_empty() || user.len() > MAX_USER) {
         return Err(format!("user must have 1 to {MAX_USER} bytes"));
     }
+    if let Some(plan) = &question.plan
+        && !gate.has_plan(plan)
+    {
+        return Err(format!("the policy has no plan \"{plan}\""));
+    }
     Ok(question)
 }
 
-fn ask(gate: &Gate, question: &Question) -> Decision {
+fn ask(gate: &Gate, peer: Peer, question: &Question) -> Decision {
     let caller = match (&question.api_key, &question.user) {
         (Some(api_key), _) => gate.caller_of_key(api_key),
         (None, Some(user)) => {
@@ -127,7 +133,7 @@ fn ask(gate: &Gate, question: &Question) -> Decision {
         }
         (None, None) => Caller::Anonymous,
     };
-    let subject = Subject { caller, address: question.ip.map(|ip| gate.named_client(ip)) };
+    let subject = Subject { caller, address: question.ip.map(|ip| gate.named_client(ip, peer)) };
     gate.decide(&Request {
         subject: &subject,
         method: &question.method,

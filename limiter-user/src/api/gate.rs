@@ -1,6 +1,6 @@
 //! What every API does with a request: who is it, may it pass, and what of that the kernel should know.
 
-use std::{cell::RefCell, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, cell::RefCell, net::IpAddr, sync::Arc};
 
 use arc_swap::ArcSwapOption;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -21,6 +21,8 @@ use crate::{
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
 const X_REAL_IP: &str = "x-real-ip";
+/// RFC 6750, section 2.1; schemes are compared without regard to case.
+const BEARER: &[u8] = b"bearer ";
 
 /// Identity, decision and push, for every API alike.
 #[derive(Debug)]
@@ -90,7 +92,7 @@ impl Gate {
     }
 
     pub fn subject_of_headers(&self, headers: &HeaderMap, peer: Peer) -> Subject {
-        let caller = self.api_key(headers).map_or(Caller::Anonymous, |api_key| self.caller_of_key(api_key));
+        let caller = self.api_key(headers).map_or(Caller::Anonymous, |api_key| self.caller_of_key(&api_key));
         let forwarded_for: SmallVec<[&[u8]; 4]> =
             headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
         let arrival = Arrival {
@@ -102,12 +104,14 @@ impl Gate {
         Subject { caller, address }
     }
 
-    fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str> {
+    fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<Cow<'a, str>> {
         self.keys.load().as_ref()?;
-        let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-        text(&self.api_key_header).or_else(|| {
-            let (scheme, credentials) = text(&header::AUTHORIZATION)?.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| credentials.trim())
+        // Lossy: a key with other bytes than ours have is unknown, not absent.
+        let key = |bytes: &'a [u8]| String::from_utf8_lossy(bytes);
+        headers.get(&self.api_key_header).map(|value| key(value.as_bytes())).or_else(|| {
+            let credentials = headers.get(header::AUTHORIZATION)?.as_bytes();
+            let (scheme, credentials) = credentials.split_at_checked(BEARER.len())?;
+            scheme.eq_ignore_ascii_case(BEARER).then(|| key(credentials.trim_ascii()))
         })
     }
 
@@ -118,10 +122,15 @@ impl Gate {
         }
     }
 
-    /// A client whose address the caller itself vouches for: its own peer, as a gateway's is.
-    pub fn named_client(&self, address: IpAddr) -> ClientAddress {
+    /// A client that a program names. Its packets come to this host only if the program runs here, as a gateway does.
+    pub fn named_client(&self, address: IpAddr, peer: Peer) -> ClientAddress {
         let address = address.to_canonical();
         let is_proxy = self.trusted_proxies.iter().any(|prefix| prefix.contains(&address));
-        ClientAddress { address, packet_source: !is_proxy }
+        let is_local = peer.0.is_none_or(|peer| self.host.contains(peer));
+        ClientAddress { address, packet_source: is_local && !is_proxy }
+    }
+
+    pub fn has_plan(&self, name: &str) -> bool {
+        self.limiter.plan(name).is_some()
     }
 }

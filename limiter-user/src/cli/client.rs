@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use axum::{
     body::Bytes,
     http::{Method, Request, StatusCode, header},
@@ -12,7 +12,10 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::{config::Listen, exit::Unavailable};
+use crate::{
+    config::Listen,
+    exit::{Refused, Unavailable},
+};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -24,7 +27,7 @@ pub(super) async fn ask(address: &Listen, method: Method, path: &str, body: Opti
     }
     let message = serde_json::from_slice::<serde_json::Value>(&answer).ok();
     let message = message.as_ref().and_then(|answer| answer["message"].as_str());
-    bail!("{}", message.unwrap_or("the agent refused without saying why"));
+    Err(Refused(message.unwrap_or("the agent refused without saying why").to_owned()).into())
 }
 
 async fn call(address: &Listen, method: Method, path: &str, body: Option<String>) -> Result<(StatusCode, Bytes)> {

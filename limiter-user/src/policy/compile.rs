@@ -51,7 +51,8 @@ pub(super) fn compile(path: &Path, text: &str) -> Result<Policy, ConfigErrors> {
 
 fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let (allow, deny) = (acl(raw.allow.as_ref()), acl(raw.deny.as_ref()));
-    check_deny(&allow, &deny);
+    let allowed: HashSet<IpNet> = allow.iter().map(|prefix| prefix.cidr).collect();
+    check_deny(&allowed, &deny);
     let plans = raw.plans.as_ref().map(plans).unwrap_or_default();
     let (endpoints, endpoint_names) = endpoints(raw.endpoints.as_ref());
     let mut ids = Names::new("a rule");
@@ -60,7 +61,8 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let rules: Vec<_> = rules.filter_map(|raw| rule(&raw, &names, &mut ids)).collect();
     let mut cidrs = HashMap::new();
     let packet_rules = tables(raw.packet_rules.as_ref()).map(RawPacketRule::read);
-    let packet_rules: Vec<_> = packet_rules.filter_map(|raw| packet_rule(&raw, &mut ids, &mut cidrs)).collect();
+    let packet_rules: Vec<_> =
+        packet_rules.filter_map(|raw| packet_rule(&raw, &mut ids, &mut cidrs, &allowed)).collect();
     if rules.len() + packet_rules.len() > MAX_RULES
         && let Some(value) = raw.packet_rules.as_ref().or(raw.rules.as_ref())
     {
@@ -141,18 +143,17 @@ fn check_capacity(value: &Value<'_>, prefixes: impl Iterator<Item = IpNet>, capa
 }
 
 /// Allow wins, so a deny prefix within an allowed one would never act.
-fn check_deny(allow: &[AclPrefix<'_>], deny: &[AclPrefix<'_>]) {
-    let allowed: HashSet<IpNet> = allow.iter().map(|prefix| prefix.cidr).collect();
+fn check_deny(allowed: &HashSet<IpNet>, deny: &[AclPrefix<'_>]) {
     for AclPrefix { value, cidr } in deny {
-        let mut covering = Some(*cidr);
-        while let Some(supernet) = covering {
-            if allowed.contains(&supernet) {
-                value.error(format_args!("{cidr} would never be denied: allow has {supernet}, and allow wins"));
-                break;
-            }
-            covering = supernet.supernet();
+        if let Some(around) = allowed_around(allowed, *cidr) {
+            value.error(format_args!("{cidr} would never be denied: allow has {around}, and allow wins"));
         }
     }
+}
+
+/// The longest allow prefix that contains all of `cidr`.
+fn allowed_around(allowed: &HashSet<IpNet>, cidr: IpNet) -> Option<IpNet> {
+    std::iter::successors(Some(cidr), IpNet::supernet).find(|net| allowed.contains(net))
 }
 
 fn plans(value: &Value<'_>) -> Vec<Arc<str>> {
@@ -369,12 +370,16 @@ fn packet_rule(
     raw: &RawPacketRule<'_>,
     ids: &mut Names,
     cidrs: &mut HashMap<IpNet, Arc<str>>,
+    allowed: &HashSet<IpNet>,
 ) -> Option<PacketRuleSpec> {
     let id = ids.take(raw.id.as_ref(), &raw.place, "id");
     let cidr = required(raw.cidr.as_ref(), &raw.place, "cidr").and_then(|value| {
         let cidr = value.parsed("a prefix", prefix)?;
         if let Some(other) = cidrs.insert(cidr, id.clone().unwrap_or_default()) {
             value.error(format_args!("{cidr} is the prefix of the packet rule \"{other}\" already"));
+        }
+        if let Some(around) = allowed_around(allowed, cidr) {
+            value.error(format_args!("{cidr} would never be limited: allow has {around}, and allow wins"));
         }
         Some(cidr)
     });
