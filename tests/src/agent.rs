@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     time::Duration,
@@ -71,7 +72,9 @@ impl Setup {
 
     /// Adds an API key, and gives it as it was printed.
     pub fn add_key(&self, client: &str, plan: &str) -> String {
-        let output = self.run(&["keys", "add", "--client", client, "--plan", plan]);
+        let mut add = self.command(&["keys", "add", "--client", client, "--plan", plan]);
+        // A Ctrl-C is for who started this, and a key that is half added helps nobody.
+        let output = add.process_group(0).output().expect("running the binary");
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).expect("text").trim().to_owned()
     }
@@ -95,8 +98,8 @@ impl Setup {
     pub fn start(&self) -> Agent<'_> {
         let mut agent = self.spawn();
         until("the agent is ready", START, || {
-            assert!(agent.child.try_wait().expect("a child").is_none(), "the agent ended:\n{}", self.log());
-            http::get(&self.admin(), "/readyz", &[]).ok().filter(|response| response.status == 200)
+            assert!(agent.is_running(), "the agent ended:\n{}", self.log());
+            agent.is_ready().then_some(())
         });
         agent
     }
@@ -120,6 +123,14 @@ impl Agent<'_> {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    pub fn is_ready(&self) -> bool {
+        http::get(&self.setup.admin(), "/readyz", &[]).is_ok_and(|response| response.status == 200)
     }
 
     /// `/v1/check` with the given headers.

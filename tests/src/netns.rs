@@ -4,6 +4,7 @@
 use std::{
     fs::{self, File},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::unix::process::CommandExt as _,
     panic,
     path::{Path, PathBuf},
     process::Command,
@@ -16,6 +17,7 @@ use nix::sched::{CloneFlags, setns};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const PREFIX: &str = "limiter-test-";
+const CLIENT_INTERFACE: &str = "cl0";
 
 /// The gateway's interface towards the client.
 pub const INTERFACE: &str = "gw0";
@@ -49,17 +51,26 @@ impl TestNet {
         let client = Namespace::new(format!("{name}-client"));
         let gateway = Namespace::new(format!("{name}-gateway"));
         let net = Self { client, gateway, pins };
-        for (outside, inside) in [("cl0", INTERFACE), ("cl1", SECOND_INTERFACE)] {
+        for (outside, inside) in [(CLIENT_INTERFACE, INTERFACE), ("cl1", SECOND_INTERFACE)] {
             let (client, gateway) = (&net.client.name, &net.gateway.name);
             ip(&format!("link add {outside} netns {client} type veth peer name {inside} netns {gateway}"));
         }
-        net.client.configure("cl0", &CLIENT_V4.map(|address| (address, 24)), &CLIENT_V6.map(|address| (address, 64)));
+        net.client.configure(
+            CLIENT_INTERFACE,
+            &CLIENT_V4.map(|address| (address, 24)),
+            &CLIENT_V6.map(|address| (address, 64)),
+        );
         net.client.configure("cl1", &[], &[]);
         net.gateway.configure(INTERFACE, &[(GATEWAY_V4, 24)], &[(GATEWAY_V6, 64)]);
         net.gateway.configure(SECOND_INTERFACE, &[], &[]);
         // The way back to the client's other /64.
         ip(&format!("-n {} route add {}/64 dev {INTERFACE}", net.gateway.name, CLIENT_V6[1]));
         net
+    }
+
+    /// One more address for the client to send from, in the /24 of [`GATEWAY_V4`].
+    pub fn add_client_address(&self, address: Ipv4Addr) {
+        self.client.configure(CLIENT_INTERFACE, &[(IpAddr::V4(address), 24)], &[]);
     }
 
     /// Runs `work` in a thread of the client's namespace. Sockets and processes made there stay there.
@@ -176,7 +187,7 @@ impl Drop for Namespace {
 
 #[expect(clippy::print_stderr, reason = "a panic in a destructor would hide the one that is under way")]
 fn delete_namespace(name: &str) {
-    let deleted = Command::new("ip").args(["netns", "delete", name]).status();
+    let deleted = ip_command().args(["netns", "delete", name]).status();
     if !deleted.as_ref().is_ok_and(|status| status.success()) {
         eprintln!("could not delete the network namespace {name}: {deleted:?}");
     }
@@ -209,7 +220,14 @@ fn remove_leftovers() {
 ///
 /// When iproute2 fails, with what it says.
 fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split(' ')).output().expect("start ip (iproute2)");
+    let output = ip_command().args(arguments.split(' ')).output().expect("start ip (iproute2)");
     let says = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "ip {arguments}: {says}; these tests need root");
+}
+
+/// Out of reach of a Ctrl-C, which is for who started it: that then cleans up, with this command.
+fn ip_command() -> Command {
+    let mut command = Command::new("ip");
+    command.process_group(0);
+    command
 }

@@ -20,8 +20,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
 /// For commands that have ensured their requirements.
 pub(crate) fn build(workspace: &Workspace) -> Result<()> {
+    build_with(workspace, &[])
+}
+
+/// Builds more in the same run of cargo, which then compiles what is common to all of it once.
+pub(crate) fn build_with(workspace: &Workspace, more: &[&str]) -> Result<()> {
     bpf::build(workspace)?;
     let mut cargo = workspace.cargo();
-    cargo.args(["build", "--release", "--package", "limiter-user", "--bin", "limiter"]);
+    cargo.args(["build", "--release", "--package", "limiter-user", "--bin", "limiter"]).args(more);
     process::run(cargo.env(OBJECT_VARIABLE, workspace.bpf_object()), "build the agent")
 }

@@ -44,7 +44,7 @@ enum Command {
         /// Run the agent with this configuration instead of the demonstration
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Passed on to the demonstration, or to the agent
+        /// Passed on to the demonstration (--seconds N), or to the agent
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },

@@ -5,7 +5,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt as _, path::Path, process
 use anyhow::{Context as _, Result};
 
 use crate::{
-    build, privilege, process,
+    build, privilege,
     setup::{self, Requirement},
     test,
     workspace::Workspace,
@@ -21,10 +21,7 @@ pub(crate) fn run(workspace: &Workspace, config: Option<&Path>, arguments: &[OsS
 fn run_demo(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
     privilege::require_root("run")?;
     setup::ensure(&[Requirement::BpfToolchain, Requirement::Bpffs, Requirement::Ip])?;
-    build::build(workspace)?;
-    let mut cargo = workspace.cargo();
-    cargo.args(["build", "--release", "--package", "limiter-tests", "--bin", "demo"]);
-    process::run(test::with_environment(workspace, &mut cargo), "build the demonstration")?;
+    build::build_with(workspace, &["--package", "limiter-tests", "--bin", "demo"])?;
     let mut demo = Command::new(workspace.target().join("release/demo"));
     replace_this_process(test::with_environment(workspace, &mut demo).args(arguments), "start the demonstration")
 }
