@@ -53,8 +53,9 @@ fn a_key_used_on_two_agents_is_limited_as_one() {
     for _ in 0..8 {
         assert!(use_one(&a, "u_1"));
     }
+    shared([&a, &b]);
+    // The exchange that a node's own count causes brings what the others have.
     assert!(use_one(&b, "u_1"));
-    // The next exchange of each, after it has something to say, brings the other's counts.
     let mut used = 9;
     until("b knows what a has admitted", WAIT, || {
         if remaining(&b, "u_1") == 20 - used {

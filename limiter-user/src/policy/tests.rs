@@ -139,7 +139,7 @@ fn bad_policies_are_refused_with_line_and_key() {
         ),
         (
             "allow = [\"10.0.0.0/8\"]\n[[packet_rules]]\nid = \"p\"\ncidr = \"10.1.0.0/16\"\npackets = { rate = \"1/s\" }".into(),
-            "5: packet_rules[0].cidr: 10.1.0.0/16 would never be limited: allow has 10.0.0.0/8, and allow wins",
+            "4: packet_rules[0].cidr: 10.1.0.0/16 would never be limited: allow has 10.0.0.0/8, and allow wins",
         ),
         ("[plans.\"a b\"]".into(), "1: plans.a b: \"a b\" is not 1 to 64 of the characters A-Z a-z 0-9 _ . -"),
         ("[plans.free]\ninherits = \"pro\"".into(), "2: plans.free.inherits: unknown field: known are description"),
