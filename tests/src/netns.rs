@@ -14,6 +14,8 @@ use std::{
 use limiter_user::dataplane;
 use nix::sched::{CloneFlags, setns};
 
+use crate::ip::ip;
+
 const BPFFS: &str = "/sys/fs/bpf";
 const PREFIX: &str = "limiter-test-";
 
@@ -203,13 +205,4 @@ fn remove_leftovers() {
             }
         }
     }
-}
-
-/// # Panics
-///
-/// When iproute2 fails, with what it says.
-fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split(' ')).output().expect("start ip (iproute2)");
-    let says = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "ip {arguments}: {says}; these tests need root");
 }
