@@ -8,6 +8,7 @@ use crate::{
     exit::Exit,
     identity::KeyStore,
     policy::Policy,
+    watch::FileWatch,
 };
 
 /// Everything that the agent reads before it starts.
@@ -16,6 +17,8 @@ use crate::{
 pub struct Checked {
     pub config: Config,
     pub policy: Policy,
+    /// Of the policy file as it was before it was read.
+    pub policy_watch: FileWatch,
     pub keys: KeyStore,
     /// What is right and yet may surprise.
     pub notes: Vec<String>,
@@ -26,17 +29,20 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     let configuration = Config::check(path, environment);
     let mut errors = configuration.errors;
     let mut keep = |found: ConfigErrors| errors.extend(found);
-    let policy = configuration.policy_file.and_then(|file| Policy::load(&file).map_err(&mut keep).ok());
+    let policy = configuration.policy_file.and_then(|file| {
+        let watch = FileWatch::new(file);
+        Policy::load(watch.path()).map_err(&mut keep).ok().map(|policy| (policy, watch))
+    });
     let keys = configuration.config.as_ref().and_then(|config| {
         KeyStore::load(&config.identity.key_file, &config.identity.key_secret_file).map_err(&mut keep).ok()
     });
-    if let (Some(keys), Some(policy)) = (&keys, &policy) {
+    if let (Some(keys), Some((policy, _))) = (&keys, &policy) {
         keep(keys.check_plans(policy));
     }
     match (configuration.config, policy, keys) {
-        (Some(config), Some(policy), Some(keys)) if errors.is_empty() => {
+        (Some(config), Some((policy, policy_watch)), Some(keys)) if errors.is_empty() => {
             let notes = notes(&config, &policy);
-            Ok(Checked { config, policy, keys, notes })
+            Ok(Checked { config, policy, policy_watch, keys, notes })
         }
         _ => Err(errors),
     }

@@ -1,16 +1,12 @@
 //! Notices that the key file has changed.
 
-use std::{
-    fs,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use super::KeyStore;
-use crate::config::ConfigErrors;
-
-/// What of a file differs after it was written or replaced: inode, length and time of the last change.
-type Stamp = Option<(u64, u64, i64, i64)>;
+use crate::{
+    config::ConfigErrors,
+    watch::{Stamp, stamp},
+};
 
 #[derive(Debug)]
 pub struct KeyWatch {
@@ -40,9 +36,4 @@ impl KeyWatch {
         self.seen = now;
         KeyStore::load(&self.key_file, &self.secret_file).map(Some)
     }
-}
-
-fn stamp(path: &Path) -> Stamp {
-    let metadata = fs::metadata(path).ok()?;
-    Some((metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec()))
 }
