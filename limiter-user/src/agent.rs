@@ -1,17 +1,21 @@
 //! The agent: everything is read, bound and loaded first, and only then does anything act.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use axum::{Router, http::HeaderName, routing};
-use tokio::time::MissedTickBehavior;
+use tokio::{sync::Notify, time::MissedTickBehavior};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    active::Active,
     api::{
         admin::{self, Admin},
         check, decide,
-        gate::Gate,
+        gate::{Gate, KeyUse},
         serve::Listener,
     },
     cli::validate::Checked,
@@ -22,11 +26,12 @@ use crate::{
     identity::KeyWatch,
     limiter::Limiter,
     metrics::Metrics,
-    policy::{Policy, Scope},
+    policy::Policy,
     push::{
         PushWorker, Pusher,
         policy::{PushPolicy, PushSettings},
     },
+    reload::Reloader,
     status::StatusSource,
     store::{
         memory::MemoryStore,
@@ -49,6 +54,7 @@ pub struct Agent {
     admin: Listener,
     admin_state: Arc<Admin>,
     keeper: Keeper,
+    reloader: Reloader,
     push: Option<PushWorker>,
     sync: Option<SyncWorker>,
 }
@@ -57,7 +63,8 @@ impl Agent {
     /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
     /// touched.
     pub async fn build(checked: Checked) -> Result<Self> {
-        let Checked { config, policy, keys, watch, .. } = checked;
+        let Checked { config, policy, policy_watch, keys, watch, .. } = checked;
+        let header = HeaderName::try_from(&*config.identity.api_key_header).context("identity.api_key_header")?;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
         let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
@@ -86,45 +93,57 @@ impl Agent {
             false => Some(start_dataplane(&config, &policy)?),
         };
         let mut metrics = Metrics::new();
-        let status = StatusSource::new(&config, &policy, &metrics, Arc::clone(&counters), dataplane.clone(), shared);
+        let active = Active::derive(policy, &config.identity.trusted_proxies, &metrics, clock.local()).share();
+        let status = StatusSource::new(&config, Arc::clone(&active), Arc::clone(&counters), dataplane.clone(), shared);
         let status = Arc::new(status);
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
+        let changed = Arc::new(Notify::new());
         let (pusher, push) = match &dataplane {
             Some(dataplane) if config.push.enabled => {
-                let push_policy = push_policy(&config, &policy);
-                lift_exempt(&**dataplane, &push_policy, &host)?;
-                let (pusher, worker) = Pusher::with_worker(push_policy, Arc::clone(&metrics));
+                let rules = push_policy(&config, &active.load());
+                lift_exempt(&**dataplane, &rules, &host)?;
+                let (pusher, worker) =
+                    Pusher::with_worker(rules, Arc::clone(&metrics), Arc::clone(&active), Arc::clone(&changed));
                 (pusher, Some(worker))
             }
             Some(_) | None => (Pusher::disabled(Arc::clone(&metrics)), None),
         };
         let prefixes = config.identity.prefixes;
-        let limits_keys = policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User));
-        let limiter = Limiter::new(policy, Arc::clone(&counters), window_clock, prefixes, &metrics);
+        let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
         let identity = config.identity;
-        let header = HeaderName::try_from(&*identity.api_key_header).context("identity.api_key_header")?;
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
-        // Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of
-        // ours.
-        let in_use = watch.as_ref().is_some_and(|watch| watch.is_in_use() || limits_keys);
-        let gate = Gate::new(
+        let has_file = AtomicBool::new(watch.as_ref().is_some_and(KeyWatch::is_in_use));
+        let gate = Arc::new(Gate::new(
             limiter,
-            in_use.then_some(keys),
-            header,
-            identity.trusted_proxies,
+            keys,
+            KeyUse { enabled: watch.is_some(), header, has_file },
+            identity.trusted_proxies.clone(),
             Arc::clone(&host),
             pusher,
             Arc::clone(&metrics),
-        );
+        ));
+        let reloader = Reloader {
+            watch: policy_watch,
+            trusted_proxies: identity.trusted_proxies,
+            active,
+            gate: Arc::clone(&gate),
+            dataplane: dataplane.clone(),
+            metrics: Arc::clone(&metrics),
+            status: Arc::clone(&status),
+            clock: Arc::clone(&clock),
+            changed,
+        };
         let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone() });
-        let keeper = Keeper { gate: Arc::new(gate), keys: watch, counters, clock, dataplane, host };
-        Ok(Self { http, admin, admin_state, keeper, push, sync })
+        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host };
+        Ok(Self { http, admin, admin_state, keeper, reloader, push, sync })
     }
 
     /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
     /// XDP program what the configuration says.
-    pub async fn run(self, shutdown: CancellationToken) -> Result<()> {
+    ///
+    /// `reload` reads the policy at once, changed or not.
+    pub async fn run(self, reload: Arc<Notify>, shutdown: CancellationToken) -> Result<()> {
         let tasks = TaskTracker::new();
         let http = Router::new()
             .route(check::ROUTE, routing::any(check::check))
@@ -143,7 +162,8 @@ impl Agent {
             let clock = Arc::clone(&self.keeper.clock) as Arc<dyn Clock>;
             tasks.spawn(push.run(Arc::clone(dataplane), clock, shutdown.clone()));
         }
-        tasks.spawn(self.keeper.run(shutdown.clone()));
+        tasks.spawn(self.keeper.run(Arc::clone(&status), Arc::clone(&reload), shutdown.clone()));
+        tasks.spawn(self.reloader.run(reload, shutdown.clone()));
         // Goes on while open requests are answered, so that what they are charged is shared too.
         let answered = CancellationToken::new();
         let sync = self.sync.map(|sync| tokio::spawn(sync.run(answered.clone())));
@@ -173,41 +193,51 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn run(mut self, shutdown: CancellationToken) {
+    async fn run(mut self, status: Arc<StatusSource>, reload: Arc<Notify>, shutdown: CancellationToken) {
         let mut ticks = tokio::time::interval(HOUSEKEEPING);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = ticks.tick() => self.tidy(),
+                _ = ticks.tick() => if self.tidy() == Tidied::NewKeys && status.policy_error().is_some() {
+                    // A policy may have been refused for a plan that keys had.
+                    reload.notify_one();
+                },
                 () = shutdown.cancelled() => return,
             }
         }
     }
 
-    fn tidy(&mut self) {
+    fn tidy(&mut self) -> Tidied {
         self.counters.sweep(self.clock.now());
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
             tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");
         }
-        match self.dataplane.as_ref().map(|dataplane| dataplane.heal()) {
-            Some(Ok(healed)) if healed > 0 => {
-                tracing::warn!(target: "limiter::dataplane", healed, "attached again to interfaces that were made anew");
-            }
-            Some(Err(error)) => tracing::error!(target: "limiter::dataplane", %error, "an interface is not limited"),
-            Some(Ok(_)) | None => {}
+        if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.mend()) {
+            tracing::warn!(target: "limiter::dataplane", %error, "looking at the interfaces failed");
+        }
+        if let Err(error) = self.host.refresh() {
+            tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");
         }
         match self.keys.as_mut().map(KeyWatch::changed) {
             Some(Ok(Some(keys))) => {
                 tracing::info!(target: "limiter::api", keys = keys.len(), "read the changed key file");
                 self.gate.replace_keys(keys);
+                Tidied::NewKeys
             }
-            Some(Err(errors)) => tracing::warn!(target: "limiter::api", %errors, "the old keys stay in force"),
-            Some(Ok(None)) | None => {}
-        }
-        if let Err(error) = self.host.refresh() {
-            tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");
+            Some(Err(errors)) => {
+                tracing::warn!(target: "limiter::api", %errors, "the old keys stay in force");
+                Tidied::Nothing
+            }
+            Some(Ok(None)) | None => Tidied::Nothing,
         }
     }
+}
+
+/// What somebody else should know of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tidied {
+    Nothing,
+    NewKeys,
 }
 
 fn start_dataplane(config: &Config, policy: &Policy) -> Result<Arc<dyn Dataplane>> {
@@ -250,11 +280,11 @@ fn redis_config(config: &config::RedisConfig) -> RedisConfig {
     redis
 }
 
-fn push_policy(config: &Config, policy: &Policy) -> PushPolicy {
+fn push_policy(config: &Config, active: &Active) -> PushPolicy {
     PushPolicy::new(PushSettings {
         max_block: config.push.max_block,
         after_denials: config.push.after_denials,
         prefixes: config.identity.prefixes,
-        never: config.identity.trusted_proxies.iter().chain(&policy.allow).copied().collect(),
+        never: active.never_pushed.clone(),
     })
 }

@@ -103,6 +103,14 @@ pub struct AttachedInterface {
     pub program_id: u32,
 }
 
+/// An interface of the configuration on which nothing is limited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MissingInterface {
+    pub name: Arc<str>,
+    pub reason: String,
+}
+
 /// The mode that an interface really uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttachedMode {
@@ -121,7 +129,8 @@ impl AttachedMode {
     }
 }
 
-/// What the agent asks of the packet layer. Calls are short (system calls on maps), except `reload`.
+/// What the agent asks of the packet layer. Calls are short (system calls on maps), except `reload`,
+/// and changes of the lists: they wait for a reload, and the first prefix of a kind makes a new program.
 pub trait Dataplane: fmt::Debug + Send + Sync + 'static {
     /// Counters of all verdicts that have occurred, by rule. They never go back, also over reloads and restarts.
     fn counters(&self) -> Result<Vec<RuleCounter>, DataplaneError>;
@@ -175,18 +184,14 @@ pub trait Dataplane: fmt::Debug + Send + Sync + 'static {
 
     fn interfaces(&self) -> Result<Vec<AttachedInterface>, DataplaneError>;
 
-    /// Interfaces that should run the program and do not: gone, or made anew under the same name. Asks the namespace that
-    /// the caller is in.
-    fn lost(&self) -> Vec<String> {
-        Vec::new()
-    }
+    /// Interfaces that are gone, or that came back and could not be attached to.
+    fn missing(&self) -> Vec<MissingInterface>;
 
-    /// Attaches again to lost interfaces that exist, and tells to how many. What was unpinned stays detached.
-    fn heal(&self) -> Result<usize, DataplaneError> {
-        Ok(0)
-    }
+    /// Attaches again to interfaces that are back. Cheap while there is none, and meant to be called over and over.
+    fn mend(&self) -> Result<(), DataplaneError>;
 
-    /// Puts a new policy in force in one step. An error changes nothing.
+    /// Puts a new policy in force in one step. An error changes nothing. Takes as long as the kernel needs to accept
+    /// the program; everything but changes of the lists goes on meanwhile.
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError>;
 
     /// What the configuration wants at exit: nothing, or detaching.

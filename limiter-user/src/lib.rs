@@ -1,6 +1,7 @@
 //! The agent of edge-limiter, as a library: everything but reading arguments and choosing the exit code.
 #![forbid(unsafe_code)]
 
+pub mod active;
 pub mod agent;
 pub mod api;
 pub mod cli;
@@ -14,6 +15,8 @@ pub mod limiter;
 pub mod metrics;
 pub mod policy;
 pub mod push;
+pub mod reload;
 pub mod status;
 pub mod store;
 pub mod telemetry;
+pub mod watch;

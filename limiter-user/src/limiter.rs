@@ -8,16 +8,16 @@ mod select;
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
-use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode};
+use limiter_common::addr::SrcPrefixes;
 pub use select::{Caller, Request, Subject};
 use smallvec::SmallVec;
 
 use crate::{
+    active::{Active, SharedActive},
     clock::Clock,
-    metrics::{Metrics, RuleMetrics},
-    policy::{Policy, Scratch},
+    policy::Scratch,
     store::{
         Cell,
         memory::{INLINE_CELLS, MemoryStore},
@@ -26,19 +26,10 @@ use crate::{
 
 /// Decides requests by the active policy, from the counters in memory.
 pub struct Limiter {
-    active: ArcSwap<Active>,
+    active: SharedActive,
     counters: Arc<MemoryStore>,
     clock: Arc<dyn Clock>,
     prefixes: SrcPrefixes,
-}
-
-/// A policy with what is derived from it once, so that no request derives it again.
-struct Active {
-    policy: Policy,
-    /// Rules without an endpoint, then per endpoint group the rules that name it.
-    always: Vec<usize>,
-    by_endpoint: Vec<Vec<usize>>,
-    metrics: Vec<RuleMetrics>,
 }
 
 /// The counters that a request touches, and beside each the index of its rule. Inline as long as few rules match.
@@ -54,33 +45,14 @@ impl std::fmt::Debug for Limiter {
     }
 }
 
-impl Active {
-    fn new(policy: Policy, metrics: &Metrics) -> Self {
-        let mut always = Vec::new();
-        let mut by_endpoint = vec![Vec::new(); policy.endpoints.len()];
-        for (index, rule) in policy.rules.iter().enumerate() {
-            if rule.mode == EnforcementMode::Off {
-                continue;
-            }
-            match rule.endpoint {
-                None => always.push(index),
-                Some(endpoint) => by_endpoint[endpoint].push(index),
-            }
-        }
-        let metrics = policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect();
-        Self { policy, always, by_endpoint, metrics }
-    }
-}
-
 impl Limiter {
-    pub fn new(
-        policy: Policy,
-        counters: Arc<MemoryStore>,
-        clock: Arc<dyn Clock>,
-        prefixes: SrcPrefixes,
-        metrics: &Metrics,
-    ) -> Self {
-        Self { active: ArcSwap::from_pointee(Active::new(policy, metrics)), counters, clock, prefixes }
+    pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
+        Self { active, counters, clock, prefixes }
+    }
+
+    /// The policy that requests are decided by.
+    pub fn active(&self) -> Guard<Arc<Active>> {
+        self.active.load()
     }
 
     /// Index of a plan by its name in the active policy.

@@ -45,12 +45,40 @@ struct PushLabels {
     result: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReloadLabels {
+    result: &'static str,
+}
+
+/// How an attempt to put a changed policy in force ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReloadResult {
+    Ok,
+    /// The policy is wrong.
+    Invalid,
+    /// The policy is right, and the kernel did not take it.
+    Failed,
+}
+
+impl ReloadResult {
+    pub const ALL: &[Self] = &[Self::Ok, Self::Invalid, Self::Failed];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Invalid => "invalid",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// All metrics of the agent's own.
 pub struct Metrics {
     registry: Registry,
     checks: Family<CheckLabels, Counter>,
     check_duration: Histogram,
     pushes: Family<PushLabels, Counter>,
+    policy_reloads: Family<ReloadLabels, Counter>,
     bad_requests: Counter,
     without_rule: [Counter; Kind::ALL.len()],
 }
@@ -109,6 +137,12 @@ impl Metrics {
         );
         let pushes = Family::<PushLabels, Counter>::default();
         registry.register("pushes", "Budgets pushed into the BPF maps", pushes.clone());
+        let policy_reloads = Family::<ReloadLabels, Counter>::default();
+        registry.register("policy_reloads", "Changed policies, by whether they are in force", policy_reloads.clone());
+        for result in ReloadResult::ALL {
+            // Present from the start, so that the first failure is an increase.
+            drop(policy_reloads.get_or_create(&ReloadLabels { result: result.as_str() }));
+        }
         let bad_requests = Counter::default();
         registry.register("bad_requests", "Requests to the API that could not be understood", bad_requests.clone());
         let without_rule = Kind::ALL.iter().map(|kind| {
@@ -116,7 +150,7 @@ impl Metrics {
             checks.get_or_create(&labels).clone()
         });
         let without_rule = without_rule.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!("one a kind"));
-        Self { registry, checks, check_duration, pushes, bad_requests, without_rule }
+        Self { registry, checks, check_duration, pushes, policy_reloads, bad_requests, without_rule }
     }
 
     /// The counters of a rule. They go on where they were when a policy is loaded again.
@@ -138,6 +172,10 @@ impl Metrics {
 
     pub fn pushed(&self, reason: &'static str, result: &'static str) {
         self.pushes.get_or_create(&PushLabels { reason, result }).inc();
+    }
+
+    pub fn policy_reloaded(&self, result: ReloadResult) {
+        self.policy_reloads.get_or_create(&ReloadLabels { result: result.as_str() }).inc();
     }
 
     pub fn bad_request(&self) {

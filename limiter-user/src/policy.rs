@@ -81,7 +81,7 @@ pub enum Limit {
 }
 
 /// A request rule.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rule {
     pub id: Arc<str>,

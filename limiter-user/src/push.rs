@@ -4,14 +4,16 @@
 
 pub mod policy;
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::HashSet, net::IpAddr, sync::Arc, time::Duration};
 
-use limiter_common::budget::BudgetReason;
+use limiter_common::{budget::BudgetReason, rule::EnforcementMode};
 use policy::{Denial, PushPolicy};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::{clock::Clock, dataplane::Dataplane, limiter::AddressDenial, metrics::Metrics};
+use crate::{
+    active::SharedActive, clock::Clock, dataplane::Dataplane, limiter::AddressDenial, metrics::Metrics, policy::Policy,
+};
 
 /// Denials that wait for the worker. More are not pushed; the next denial of the same address is.
 const QUEUE: usize = 4096;
@@ -30,6 +32,9 @@ pub struct PushWorker {
     queue: mpsc::Receiver<Denial>,
     policy: PushPolicy,
     metrics: Arc<Metrics>,
+    active: SharedActive,
+    /// Told after `active` has changed.
+    changed: Arc<Notify>,
 }
 
 impl Pusher {
@@ -37,9 +42,15 @@ impl Pusher {
         Self { queue: None, metrics }
     }
 
-    pub fn with_worker(policy: PushPolicy, metrics: Arc<Metrics>) -> (Self, PushWorker) {
+    pub fn with_worker(
+        policy: PushPolicy,
+        metrics: Arc<Metrics>,
+        active: SharedActive,
+        changed: Arc<Notify>,
+    ) -> (Self, PushWorker) {
         let (sender, queue) = mpsc::channel(QUEUE);
-        (Self { queue: Some(sender), metrics: Arc::clone(&metrics) }, PushWorker { queue, policy, metrics })
+        let pusher = Self { queue: Some(sender), metrics: Arc::clone(&metrics) };
+        (pusher, PushWorker { queue, policy, metrics, active, changed })
     }
 
     /// Reports that an enforced rule denied an address of its own.
@@ -61,9 +72,18 @@ impl Pusher {
 impl PushWorker {
     /// Runs until `shutdown`, or until every [`Pusher`] is gone.
     pub async fn run(mut self, dataplane: Arc<dyn Dataplane>, clock: Arc<dyn Clock>, shutdown: CancellationToken) {
+        let mut active = self.active.load_full();
+        // An earlier agent may have pushed by another policy.
+        lift_stale(&*dataplane, None, &active.policy);
         loop {
             let denial = tokio::select! {
                 denial = self.queue.recv() => denial,
+                () = self.changed.notified() => {
+                    let before = std::mem::replace(&mut active, self.active.load_full());
+                    self.policy.renew(active.never_pushed.clone());
+                    lift_stale(&*dataplane, Some(&before.policy), &active.policy);
+                    continue;
+                }
                 () = shutdown.cancelled() => None,
             };
             let Some(denial) = denial else { return };
@@ -88,6 +108,22 @@ impl PushWorker {
                 self.metrics.pushed(reason.as_str(), "error");
                 tracing::warn!(target: "limiter::dataplane", rule = %denial.rule, %error, "pushing a block failed");
             }
+        }
+    }
+}
+
+/// Takes back what was pushed for a rule that does not hold any more, or not as it was.
+fn lift_stale(dataplane: &dyn Dataplane, before: Option<&Policy>, policy: &Policy) {
+    let rules = policy.rules.iter().filter(|rule| rule.mode == EnforcementMode::Enforce);
+    let rules = rules.filter(|rule| before.is_none_or(|before| before.rules.contains(rule)));
+    let holding: HashSet<&str> = rules.map(|rule| &*rule.id).collect();
+    for budget in dataplane.budgets() {
+        let Some(rule) = budget.rule.as_deref().filter(|rule| !holding.contains(rule)) else { continue };
+        match dataplane.remove_budget(budget.source.addr()) {
+            Ok(_) => {
+                tracing::debug!(target: "limiter::dataplane", src = %budget.source, rule, "lifted: the rule changed")
+            }
+            Err(error) => tracing::warn!(target: "limiter::dataplane", rule, %error, "lifting a block failed"),
         }
     }
 }

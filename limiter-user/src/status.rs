@@ -10,15 +10,17 @@ use std::{
 };
 
 use limiter_common::{acl::Origin, budget::BudgetReason};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    active::SharedActive,
     clock::Stopwatch,
     config::{Config, StoreKind},
     dataplane::{AclListing, BudgetListing, Dataplane, DataplaneError, List, RuleCounter},
     limiter::Kind,
-    metrics::{Metrics, RuleMetrics, Snapshot, Source},
-    policy::{Policy, Rule},
+    metrics::{RuleMetrics, Snapshot, Source},
+    policy::Rule,
     store::{
         memory::MemoryStore,
         redis::RedisStore,
@@ -37,13 +39,25 @@ pub struct Status {
     /// Decisions are made from local counts alone, since Redis does not answer.
     pub degraded: bool,
     pub xdp: Option<XdpStatus>,
+    pub policy: PolicyStatus,
     pub store: StoreStatus,
     pub rules: Vec<RuleStatus>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+pub struct PolicyStatus {
+    pub file: String,
+    /// When the policy in force was loaded, in epoch seconds.
+    pub loaded_at: u64,
+    /// Why the file, as it was last read, is not in force.
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
 pub struct XdpStatus {
     pub interfaces: Vec<InterfaceStatus>,
+    /// Interfaces of the configuration on which nothing is limited.
+    pub missing: Vec<MissingStatus>,
     pub counters: Vec<PacketCounter>,
     pub budgets: Vec<Entry>,
     pub allow: Vec<Entry>,
@@ -57,6 +71,12 @@ pub struct InterfaceStatus {
     pub name: String,
     pub mode: String,
     pub program_id: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct MissingStatus {
+    pub name: String,
+    pub reason: String,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -105,7 +125,9 @@ pub struct RuleStatus {
 pub struct StatusSource {
     node: String,
     started: Stopwatch,
-    rules: Vec<(Rule, RuleMetrics)>,
+    active: SharedActive,
+    policy_file: String,
+    policy_error: Mutex<Option<String>>,
     store: &'static str,
     counters: Arc<MemoryStore>,
     dataplane: Option<Arc<dyn Dataplane>>,
@@ -122,8 +144,7 @@ impl fmt::Debug for StatusSource {
 impl StatusSource {
     pub fn new(
         config: &Config,
-        policy: &Policy,
-        metrics: &Metrics,
+        active: SharedActive,
         counters: Arc<MemoryStore>,
         dataplane: Option<Arc<dyn Dataplane>>,
         shared: Option<(SyncStatus, RedisStore)>,
@@ -131,7 +152,9 @@ impl StatusSource {
         Self {
             node: config.node.id.clone(),
             started: Stopwatch::start(),
-            rules: policy.rules.iter().map(|rule| (rule.clone(), metrics.rule(&rule.id))).collect(),
+            active,
+            policy_file: config.policy.file.display().to_string(),
+            policy_error: Mutex::new(None),
             store: match config.store.kind {
                 StoreKind::Memory => "memory",
                 StoreKind::Redis(_) => "redis",
@@ -152,6 +175,15 @@ impl StatusSource {
         self.ready.load(Ordering::Acquire)
     }
 
+    /// What is wrong with the policy file, as it was last read.
+    pub fn set_policy_error(&self, error: Option<String>) {
+        *self.policy_error.lock() = error;
+    }
+
+    pub fn policy_error(&self) -> Option<String> {
+        self.policy_error.lock().clone()
+    }
+
     /// Redis is configured and does not answer.
     pub fn is_degraded(&self) -> bool {
         self.shared.as_ref().is_some_and(|(sync, _)| sync.get().state != SyncState::Connected)
@@ -160,6 +192,8 @@ impl StatusSource {
     pub fn read(&self) -> Status {
         let sync = self.shared.as_ref().map(|(sync, _)| sync.get());
         let memory = self.counters.stats();
+        let active = self.active.load();
+        let rules = active.policy.rules.iter().zip(&active.metrics);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.node.clone(),
@@ -167,6 +201,11 @@ impl StatusSource {
             ready: self.is_ready(),
             degraded: self.is_degraded(),
             xdp: self.dataplane.as_deref().map(xdp),
+            policy: PolicyStatus {
+                file: self.policy_file.clone(),
+                loaded_at: active.loaded_at.get() / 1_000_000,
+                error: self.policy_error(),
+            },
             store: StoreStatus {
                 kind: self.store.to_owned(),
                 counters: memory.counters as u64,
@@ -174,7 +213,7 @@ impl StatusSource {
                 state: sync.as_ref().map(|sync| sync.state.as_str().to_owned()),
                 lag_ms: sync.map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
             },
-            rules: self.rules.iter().map(|(rule, metrics)| rule_status(rule, metrics)).collect(),
+            rules: rules.map(|(rule, metrics)| rule_status(rule, metrics)).collect(),
         }
     }
 }
@@ -197,12 +236,10 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
         keep(error);
         Vec::new()
     });
-    let lost = dataplane.lost();
     let counters = dataplane.counters().unwrap_or_else(|error| {
         keep(error);
         Vec::new()
     });
-    errors.extend(lost.into_iter().map(|name| format!("{name} does not run the program: nothing is limited there")));
     let millis = |remaining: Duration| u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
     let (allow, deny): (Vec<_>, Vec<_>) = dataplane.acl().into_iter().partition(|entry| entry.list == List::Allow);
     let entries = |listing: Vec<AclListing>| {
@@ -231,6 +268,11 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
                 mode: interface.mode.as_str().to_owned(),
                 program_id: interface.program_id,
             })
+            .collect(),
+        missing: dataplane
+            .missing()
+            .into_iter()
+            .map(|interface| MissingStatus { name: interface.name.to_string(), reason: interface.reason })
             .collect(),
         counters: counters
             .into_iter()

@@ -40,14 +40,19 @@ impl Setup {
         let folder = TempDir::new().expect("a folder");
         let setup = Self { folder };
         setup.write("policy.toml", policy);
-        let path = |name: &str| setup.path(name).display().to_string();
+        setup.configure(configuration);
+        setup
+    }
+
+    /// Writes another configuration, for the next start.
+    pub fn configure(&self, configuration: &str) {
+        let path = |name: &str| self.path(name).display().to_string();
         let configuration = format!(
             "[api]\nhttp = \"unix:{}\"\nadmin = \"unix:{}\"\n[policy]\nfile = \"policy.toml\"\n{configuration}",
             path("http.sock"),
             path("admin.sock"),
         );
-        setup.write("limiter.toml", &configuration);
-        setup
+        self.write("limiter.toml", &configuration);
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -56,6 +61,13 @@ impl Setup {
 
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.path(name), text).expect("writing a file of the test");
+    }
+
+    /// Writes a file beside the one that is there, and puts it in its place.
+    pub fn replace(&self, name: &str, text: &str) {
+        let next = format!("{name}.next");
+        self.write(&next, text);
+        fs::rename(self.path(&next), self.path(name)).expect("renaming a file of the test");
     }
 
     /// A command of the binary with this configuration.
@@ -162,10 +174,32 @@ impl Agent<'_> {
         self.child.wait().expect("the agent ends");
     }
 
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"));
+        kill(pid, signal).expect("a signal");
+    }
+
+    /// How many times a policy was read again, by result.
+    pub fn reloads(&self, result: &str) -> f64 {
+        self.metric(&format!("limiter_policy_reloads_total{{result=\"{result}\"}}"))
+    }
+
+    /// Asks the agent to read its policy again, without waiting for it.
+    pub fn hang_up(&self) {
+        self.signal(Signal::SIGHUP);
+    }
+
+    /// Puts a policy in force, and waits until it is.
+    pub fn reload(&self, policy: &str) {
+        self.setup.replace("policy.toml", policy);
+        let before = self.reloads("ok");
+        self.hang_up();
+        until("the policy is in force", START, || (self.reloads("ok") > before).then_some(()));
+    }
+
     /// Asks the agent to stop, and waits until it has.
     pub fn stop(mut self) -> ExitStatus {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"));
-        kill(pid, Signal::SIGTERM).expect("a signal");
+        self.signal(Signal::SIGTERM);
         until("the agent stops", START, || self.child.try_wait().expect("a child"))
     }
 }

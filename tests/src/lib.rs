@@ -6,6 +6,7 @@ pub mod eventually;
 pub mod fixture;
 pub mod gateway;
 pub mod http;
+pub mod ip;
 pub mod netns;
 pub mod object;
 pub mod packet;

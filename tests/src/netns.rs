@@ -4,16 +4,16 @@
 use std::{
     fs::{self, File},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::unix::process::CommandExt as _,
     panic,
     path::{Path, PathBuf},
-    process::Command,
     sync::atomic::{AtomicU32, Ordering},
     thread,
 };
 
 use limiter_user::dataplane;
 use nix::sched::{CloneFlags, setns};
+
+use crate::ip::{ip, ip_command};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const PREFIX: &str = "limiter-test-";
@@ -214,20 +214,4 @@ fn remove_leftovers() {
             }
         }
     }
-}
-
-/// # Panics
-///
-/// When iproute2 fails, with what it says.
-fn ip(arguments: &str) {
-    let output = ip_command().args(arguments.split(' ')).output().expect("start ip (iproute2)");
-    let says = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "ip {arguments}: {says}; these tests need root");
-}
-
-/// Out of reach of a Ctrl-C, which is for who started it: that then cleans up, with this command.
-fn ip_command() -> Command {
-    let mut command = Command::new("ip");
-    command.process_group(0);
-    command
 }

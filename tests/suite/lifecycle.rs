@@ -5,7 +5,6 @@ use std::{
     fs,
     net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
-    process::Command,
     time::Duration,
 };
 
@@ -22,6 +21,7 @@ use limiter_common::{
 use limiter_tests::{
     eventually::until,
     fixture::{Limited, World},
+    ip::{ip, xdp_of},
     netns::{CLIENT_V4, CLIENT_V6, GATEWAY_V4, GATEWAY_V6, INTERFACE, SECOND_INTERFACE, TestNet, TestPins},
     object::xdp_object,
 };
@@ -115,12 +115,8 @@ impl Traffic {
 }
 
 /// What `ip` tells of XDP on an interface of the gateway.
-fn xdp_of(net: &TestNet, interface: &str) -> Option<serde_json::Value> {
-    let output = net.gateway(|| {
-        Command::new("ip").args(["-details", "-json", "link", "show", "dev", interface]).output().expect("run ip")
-    });
-    let links: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    links[0].get("xdp").cloned()
+fn xdp(net: &TestNet, interface: &str) -> Option<serde_json::Value> {
+    net.gateway(|| xdp_of(interface))
 }
 
 fn pins_in(directory: &Path) -> Vec<String> {
@@ -220,10 +216,10 @@ fn a_dead_agent_leaves_enforcement_and_a_new_one_takes_over_without_refill() {
     assert_eq!(traffic.arriving(source, BURST - 2), BURST - 2);
     first.block("198.51.100.0/24".parse().expect("a prefix"), None).expect("block");
     first.push_budget(CLIENT_V6[1], Duration::from_secs(3600), BudgetReason::KeepsSending, "per-ip").expect("push");
-    let link = xdp_of(&net, INTERFACE).expect("attached");
+    let link = xdp(&net, INTERFACE).expect("attached");
     let program = first.interfaces().expect("interfaces")[0].program_id;
     drop(first);
-    assert_eq!(xdp_of(&net, INTERFACE), Some(link), "nothing has changed");
+    assert_eq!(xdp(&net, INTERFACE), Some(link), "nothing has changed");
     assert_eq!(traffic.arriving(source, 1), 1, "one of two is left");
 
     let second = start(&net, &world);
@@ -270,10 +266,10 @@ fn a_reload_acts_on_the_next_packet_and_keeps_state() {
 
     let mut broken = world.policy.clone();
     broken.packet_rules.push(broken.packet_rules[0].clone());
-    let program = xdp_of(&net, INTERFACE);
+    let program = xdp(&net, INTERFACE);
     let error = dataplane.reload(&broken).expect_err("two rules of one prefix");
     assert_eq!(error.kind(), Kind::Configuration);
-    assert_eq!(xdp_of(&net, INTERFACE), program, "a policy that fails changes nothing");
+    assert_eq!(xdp(&net, INTERFACE), program, "a policy that fails changes nothing");
     assert_eq!(traffic.arriving(source, 5), 0);
 
     world.policy.allow.push("10.203.0.0/24".parse().expect("a prefix"));
@@ -310,10 +306,10 @@ fn unpin_removes_everything() {
     let traffic = Traffic::new(&net);
     let world = world(&net);
     drop(start(&net, &world));
-    assert!(xdp_of(&net, INTERFACE).is_some());
+    assert!(xdp(&net, INTERFACE).is_some());
     let unpinned = unpin_in(&net).expect("unpin");
     assert_eq!((unpinned.links, unpinned.still_attached.len()), (1, 0));
-    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert_eq!(xdp(&net, INTERFACE), None);
     assert!(!net.pin_dir().exists());
     assert_eq!(traffic.arriving(CLIENT_V4[0], 20), 20);
     assert_eq!(unpin_in(&net).expect("again").links, 0);
@@ -324,7 +320,7 @@ fn unpin_detaches_while_an_agent_runs() {
     let net = TestNet::new();
     let dataplane = start(&net, &world(&net));
     unpin_in(&net).expect("unpin");
-    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert_eq!(xdp(&net, INTERFACE), None);
     assert_eq!(dataplane.interfaces().expect("interfaces"), []);
 }
 
@@ -337,7 +333,7 @@ fn an_agent_that_detaches_at_exit_keeps_the_maps() {
     let dataplane = start(&net, &world);
     assert_eq!(traffic.arriving(CLIENT_V4[0], 20), BURST);
     net.gateway(|| dataplane.stop()).expect("stop");
-    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert_eq!(xdp(&net, INTERFACE), None);
     drop(dataplane);
     let _dataplane = start(&net, &world);
     assert_eq!(traffic.arriving(CLIENT_V4[0], 20), 0, "no refill");
@@ -351,7 +347,7 @@ fn a_missing_interface_is_named_and_leaves_nothing() {
     let error = try_start(&net, &world).expect_err("no such interface");
     assert_eq!(error.to_string(), "attach to nope0: there is no such interface; see \"ip link\"");
     assert_eq!(error.kind(), Kind::Configuration);
-    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert_eq!(xdp(&net, INTERFACE), None);
     assert!(!net.pin_dir().exists());
 }
 
@@ -371,20 +367,8 @@ fn another_program_is_named_and_nothing_stays_attached() {
     assert!(matches!(error, DataplaneError::Busy { .. }), "{error:?}");
     assert!(error.to_string().contains(&format!("another XDP program (\"limiter\", id {id}) is attached")), "{error}");
     assert_eq!(error.kind(), Kind::Unavailable);
-    assert_eq!(xdp_of(&net, INTERFACE), None, "the first interface is detached again");
+    assert_eq!(xdp(&net, INTERFACE), None, "the first interface is detached again");
     assert!(!net.pin_dir().exists());
-
-    // The same on a restart: what ran before goes on with the program it had.
-    world.config.interfaces.pop();
-    let running = start(&net, &world);
-    let before = xdp_of(&net, INTERFACE);
-    drop(running);
-    world.config.interfaces.push(SECOND_INTERFACE.to_owned());
-    let error = try_start(&net, &world).expect_err("busy");
-    assert!(matches!(error, DataplaneError::Busy { .. }), "{error:?}");
-    assert!(xdp_of(&net, INTERFACE).is_some());
-    assert_eq!(pins_in(&version_dir(&net)).iter().filter(|pin| pin.ends_with("-next")).count(), 0);
-    drop((other, before));
 }
 
 #[test]
@@ -396,30 +380,120 @@ fn a_second_agent_does_not_take_the_interfaces_of_the_first() {
     let error = try_start(&net, &world).expect_err("in use");
     assert!(matches!(error, DataplaneError::InUse { .. }), "{error:?}");
     assert_eq!(error.kind(), Kind::Unavailable);
-    assert!(xdp_of(&net, INTERFACE).is_some() && xdp_of(&net, SECOND_INTERFACE).is_none());
+    assert!(xdp(&net, INTERFACE).is_some() && xdp(&net, SECOND_INTERFACE).is_none());
     drop(first);
     let _second = start(&net, &world);
 }
 
+/// A restart with another policy that fails on the second of two interfaces.
+struct FailingRestart {
+    name: &'static str,
+    interfaces: [&'static str; 2],
+    mode: XdpMode,
+    /// After the first start, which had the first interface, or both.
+    had_both: bool,
+    prepare: fn(&TestNet, &TestPins),
+}
+
 #[test]
-fn an_interface_that_is_made_anew_is_attached_again_and_what_was_unpinned_is_not() {
+fn a_restart_that_fails_leaves_the_program_that_ran() {
+    for case in [
+        FailingRestart {
+            name: "another program is attached to a new interface",
+            interfaces: [INTERFACE, SECOND_INTERFACE],
+            mode: XdpMode::Auto,
+            had_both: false,
+            prepare: |net, foreign| {
+                let mut other = world(net);
+                other.config.interfaces = vec![SECOND_INTERFACE.to_owned()];
+                other.config.pin_dir = foreign.path().to_owned();
+                drop(start(net, &other));
+            },
+        },
+        FailingRestart {
+            name: "a new interface does not exist",
+            interfaces: [INTERFACE, "nope0"],
+            mode: XdpMode::Auto,
+            had_both: false,
+            prepare: |_, _| {},
+        },
+        FailingRestart {
+            name: "an interface does not have the new mode",
+            interfaces: [INTERFACE, "lo"],
+            mode: XdpMode::Native,
+            had_both: true,
+            prepare: |_, _| {},
+        },
+        FailingRestart {
+            name: "a link cannot be exchanged after another one was",
+            interfaces: [INTERFACE, SECOND_INTERFACE],
+            mode: XdpMode::Auto,
+            had_both: true,
+            prepare: |net, _| {
+                let directory = version_dir(net);
+                let link = directory.join(format!("link-native-{SECOND_INTERFACE}"));
+                fs::rename(&link, directory.join("kept")).expect("rename");
+                fs::rename(directory.join("PORTS"), link).expect("rename");
+            },
+        },
+    ] {
+        let (net, foreign) = (TestNet::new(), TestPins::new());
+        let traffic = Traffic::new(&net);
+        let mut world = world(&net);
+        world.config.interfaces = case.interfaces.map(str::to_owned).to_vec();
+        world.config.interfaces.truncate(if case.had_both { 2 } else { 1 });
+        drop(start(&net, &world));
+        (case.prepare)(&net, &foreign);
+        let before = case.interfaces.map(|interface| xdp(&net, interface));
+        let pins = pins_in(&version_dir(&net));
+
+        world.config.interfaces = case.interfaces.map(str::to_owned).to_vec();
+        world.config.mode = case.mode;
+        world.policy.deny.push("0.0.0.0/0".parse().expect("a prefix"));
+        try_start(&net, &world).expect_err(case.name);
+        assert_eq!(case.interfaces.map(|interface| xdp(&net, interface)), before, "{}", case.name);
+        assert_eq!(pins_in(&version_dir(&net)), pins, "{}", case.name);
+        assert_eq!(traffic.arriving(CLIENT_V4[0], 20), BURST, "{}: by the earlier policy", case.name);
+    }
+}
+
+#[test]
+fn a_restart_waits_for_an_interface_that_it_had() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    world.config.interfaces = vec![INTERFACE.to_owned(), SECOND_INTERFACE.to_owned()];
+    drop(start(&net, &world));
+    net.gateway(|| ip(&format!("link delete {SECOND_INTERFACE}")));
+    let dataplane = start(&net, &world);
+    let missing = dataplane.missing();
+    assert_eq!((missing.len(), &*missing[0].name), (1, SECOND_INTERFACE));
+    assert_eq!(dataplane.interfaces().expect("interfaces").len(), 1);
+    dataplane.reload(&world.policy).expect("a reload does not need it");
+    net.gateway(|| ip(&format!("link add {SECOND_INTERFACE} type veth peer name cl1")));
+    net.gateway(|| dataplane.mend()).expect("mend");
+    assert_eq!(dataplane.missing(), []);
+    assert!(xdp(&net, SECOND_INTERFACE).is_some());
+}
+
+#[test]
+fn what_was_unpinned_is_not_attached_again() {
     let net = TestNet::new();
     let dataplane = start(&net, &world(&net));
-    let heal = || net.gateway(|| dataplane.heal().expect("heal"));
-    assert_eq!(heal(), 0);
-    net.gateway(|| {
-        let ip = |line: &str| assert!(Command::new("ip").args(line.split(' ')).status().expect("ip").success());
-        ip(&format!("link delete {INTERFACE}"));
-        assert_eq!(dataplane.lost(), [INTERFACE]);
-        assert_eq!(dataplane.heal().expect("nothing to attach to"), 0);
-        ip(&format!("link add {INTERFACE} type veth peer name other0"));
-    });
-    assert_eq!(xdp_of(&net, INTERFACE), None);
-    assert_eq!(heal(), 1);
-    assert!(xdp_of(&net, INTERFACE).is_some());
     unpin_in(&net).expect("unpin");
-    assert_eq!(heal(), 0);
-    assert_eq!(xdp_of(&net, INTERFACE), None);
+    net.gateway(|| dataplane.mend()).expect("mend");
+    assert_eq!(xdp(&net, INTERFACE), None);
+}
+
+#[test]
+fn an_interface_with_another_name_stays_limited() {
+    let net = TestNet::new();
+    let dataplane = start(&net, &world(&net));
+    let before = xdp(&net, INTERFACE);
+    net.gateway(|| ip(&format!("link set {INTERFACE} down")));
+    net.gateway(|| ip(&format!("link set {INTERFACE} name renamed0")));
+    net.gateway(|| dataplane.mend()).expect("mend");
+    assert_eq!(dataplane.missing(), []);
+    assert_eq!(xdp(&net, "renamed0"), before);
 }
 
 #[test]
@@ -429,12 +503,12 @@ fn interfaces_are_added_and_removed_by_a_restart() {
     world.config.interfaces = vec![INTERFACE.to_owned(), SECOND_INTERFACE.to_owned()];
     let dataplane = start(&net, &world);
     assert_eq!(dataplane.interfaces().expect("interfaces").len(), 2);
-    assert!(xdp_of(&net, SECOND_INTERFACE).is_some());
+    assert!(xdp(&net, SECOND_INTERFACE).is_some());
     drop(dataplane);
     world.config.interfaces.pop();
     let _dataplane = start(&net, &world);
-    assert!(xdp_of(&net, INTERFACE).is_some());
-    assert_eq!(xdp_of(&net, SECOND_INTERFACE), None);
+    assert!(xdp(&net, INTERFACE).is_some());
+    assert_eq!(xdp(&net, SECOND_INTERFACE), None);
 }
 
 #[test]
@@ -460,9 +534,9 @@ fn pins_of_another_schema_are_refused_and_can_be_removed() {
         error.contains(&format!("use schema 4711, this agent needs {SCHEMA_VERSION}: run \"limiter unpin\"")),
         "{error}"
     );
-    assert!(xdp_of(&net, INTERFACE).is_some(), "what was pinned goes on");
+    assert!(xdp(&net, INTERFACE).is_some(), "what was pinned goes on");
     assert_eq!(unpin_in(&net).expect("unpin").links, 1);
-    assert_eq!(xdp_of(&net, INTERFACE), None);
+    assert_eq!(xdp(&net, INTERFACE), None);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use axum::{
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::task::spawn_blocking;
 
 use crate::{dataplane::Dataplane, metrics::Metrics, status::StatusSource};
 
@@ -92,11 +93,17 @@ async fn change_acl(action: AclAction, State(admin): State<Arc<Admin>>, Json(cha
         return refuse(StatusCode::CONFLICT, message);
     };
     let lasts = change.for_ms.map(Duration::from_millis);
-    let done = match action {
-        AclAction::Block => dataplane.block(change.prefix, lasts),
-        AclAction::Unblock => dataplane.unblock(change.prefix),
-        AclAction::Allow => dataplane.allow(change.prefix, lasts),
-        AclAction::Unallow => dataplane.unallow(change.prefix),
+    let (dataplane, prefix) = (Arc::clone(dataplane), change.prefix);
+    // It may have to wait for the kernel to accept a program.
+    let changing = spawn_blocking(move || match action {
+        AclAction::Block => dataplane.block(prefix, lasts),
+        AclAction::Unblock => dataplane.unblock(prefix),
+        AclAction::Allow => dataplane.allow(prefix, lasts),
+        AclAction::Unallow => dataplane.unallow(prefix),
+    });
+    let done = match changing.await {
+        Ok(done) => done,
+        Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     };
     match done {
         Ok(()) => {

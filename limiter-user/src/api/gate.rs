@@ -1,8 +1,16 @@
 //! What every API does with a request: who is it, may it pass, and what of that the kernel should know.
 
-use std::{borrow::Cow, cell::RefCell, net::IpAddr, sync::Arc};
+use std::{
+    borrow::Cow,
+    cell::RefCell,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::ArcSwap;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use ipnet::IpNet;
 use smallvec::SmallVec;
@@ -10,11 +18,12 @@ use smallvec::SmallVec;
 use super::serve::Peer;
 use crate::{
     clock::Stopwatch,
+    config::ConfigErrors,
     host::HostAddresses,
     identity::{Arrival, ClientAddress, KeyLookup, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
-    policy::Scratch,
+    policy::{Policy, Scratch},
     push::Pusher,
     store::Charge,
 };
@@ -28,13 +37,22 @@ const BEARER: &[u8] = b"bearer ";
 #[derive(Debug)]
 pub struct Gate {
     limiter: Limiter,
-    /// Empty when requests are not identified by API keys.
-    keys: ArcSwapOption<KeyStore>,
-    api_key_header: HeaderName,
+    keys: ArcSwap<KeyStore>,
+    key_use: KeyUse,
     trusted_proxies: Vec<IpNet>,
     host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
+}
+
+/// Where API keys are looked for.
+#[derive(Debug)]
+pub struct KeyUse {
+    /// Whether the configuration identifies requests by API keys.
+    pub enabled: bool,
+    pub header: HeaderName,
+    /// There is a key file, or was one.
+    pub has_file: AtomicBool,
 }
 
 thread_local! {
@@ -45,22 +63,14 @@ thread_local! {
 impl Gate {
     pub fn new(
         limiter: Limiter,
-        keys: Option<KeyStore>,
-        api_key_header: HeaderName,
+        keys: KeyStore,
+        key_use: KeyUse,
         trusted_proxies: Vec<IpNet>,
         host: Arc<HostAddresses>,
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self {
-            limiter,
-            keys: ArcSwapOption::from_pointee(keys),
-            api_key_header,
-            trusted_proxies,
-            host,
-            pusher,
-            metrics,
-        }
+        Self { limiter, keys: ArcSwap::from_pointee(keys), key_use, trusted_proxies, host, pusher, metrics }
     }
 
     pub fn metrics(&self) -> &Metrics {
@@ -69,7 +79,18 @@ impl Gate {
 
     /// Makes a changed key file effective.
     pub fn replace_keys(&self, keys: KeyStore) {
-        self.keys.store(Some(Arc::new(keys)));
+        self.keys.store(Arc::new(keys));
+        self.key_use.has_file.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether every plan of a key is in `policy`.
+    pub fn check_plans(&self, policy: &Policy) -> Result<(), ConfigErrors> {
+        if self.key_use.enabled { self.keys.load().check_plans(policy).or(Some(())) } else { Ok(()) }
+    }
+
+    /// Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of ours.
+    fn uses_keys(&self) -> bool {
+        self.key_use.enabled && (self.key_use.has_file.load(Ordering::Relaxed) || self.limiter.active().limits_keys)
     }
 
     pub fn decide(&self, request: &Request<'_>) -> Decision {
@@ -105,10 +126,12 @@ impl Gate {
     }
 
     fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<Cow<'a, str>> {
-        self.keys.load().as_ref()?;
+        if !self.uses_keys() {
+            return None;
+        }
         // Lossy: a key with other bytes than ours have is unknown, not absent.
         let key = |bytes: &'a [u8]| String::from_utf8_lossy(bytes);
-        headers.get(&self.api_key_header).map(|value| key(value.as_bytes())).or_else(|| {
+        headers.get(&self.key_use.header).map(|value| key(value.as_bytes())).or_else(|| {
             let credentials = headers.get(header::AUTHORIZATION)?.as_bytes();
             let (scheme, credentials) = credentials.split_at_checked(BEARER.len())?;
             scheme.eq_ignore_ascii_case(BEARER).then(|| key(credentials.trim_ascii()))
@@ -116,9 +139,12 @@ impl Gate {
     }
 
     pub fn caller_of_key(&self, api_key: &str) -> Caller {
-        match self.keys.load().as_ref().map(|keys| keys.lookup(api_key)) {
-            Some(KeyLookup::Known { id, client, plan }) => Caller::Key { id, client, plan },
-            Some(KeyLookup::Disabled(_) | KeyLookup::Unknown) | None => Caller::Unauthenticated,
+        if !self.uses_keys() {
+            return Caller::Unauthenticated;
+        }
+        match self.keys.load().lookup(api_key) {
+            KeyLookup::Known { id, client, plan } => Caller::Key { id, client, plan },
+            KeyLookup::Disabled(_) | KeyLookup::Unknown => Caller::Unauthenticated,
         }
     }
 

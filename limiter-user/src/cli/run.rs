@@ -1,8 +1,13 @@
 //! `limiter run`.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::Notify,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{ConfigArg, validate};
@@ -20,18 +25,24 @@ pub(super) fn run(arguments: &ConfigArg) -> Result<()> {
     runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
         let agent = Agent::build(checked).await?;
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();
+        let reload = Arc::new(Notify::new());
+        let reloads = Arc::clone(&reload);
         tokio::spawn(async move {
-            let signal = tokio::select! {
-                _ = interrupt.recv() => "SIGINT",
-                _ = terminate.recv() => "SIGTERM",
+            let signal = loop {
+                tokio::select! {
+                    _ = interrupt.recv() => break "SIGINT",
+                    _ = terminate.recv() => break "SIGTERM",
+                    _ = hangup.recv() => reloads.notify_one(),
+                }
             };
             tracing::info!(target: "limiter", signal, "stopping");
             stop.cancel();
         });
-        agent.run(shutdown).await
+        agent.run(reload, shutdown).await
     })
 }
 

@@ -27,6 +27,11 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
         (true, true) => "degraded: Redis does not answer, decisions are from local counts",
     };
     writeln!(out, "limiter {} on {}: {state}, up {} s", status.version, status.node, status.uptime_seconds)?;
+    let policy = &status.policy;
+    writeln!(out, "policy: {}, in force since {} (epoch seconds)", policy.file, policy.loaded_at)?;
+    for error in policy.error.iter().flat_map(|error| error.lines()) {
+        writeln!(out, "policy: the file is not in force: {error}")?;
+    }
     let store = &status.store;
     write!(out, "store: {}, {} of {} counters in memory", store.kind, store.counters, store.capacity)?;
     if let (Some(state), Some(lag_ms)) = (&store.state, store.lag_ms) {
@@ -50,6 +55,9 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
 fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {
     for interface in &xdp.interfaces {
         writeln!(out, "interface {}: {} mode, program {}", interface.name, interface.mode, interface.program_id)?;
+    }
+    for interface in &xdp.missing {
+        writeln!(out, "interface {}: nothing is limited there: {}", interface.name, interface.reason)?;
     }
     for counter in &xdp.counters {
         writeln!(

@@ -8,6 +8,7 @@ use crate::{
     exit::Exit,
     identity::{KeyStore, KeyWatch},
     policy::{Policy, Scope},
+    watch::FileWatch,
 };
 
 /// Everything that the agent reads before it starts.
@@ -16,6 +17,8 @@ use crate::{
 pub struct Checked {
     pub config: Config,
     pub policy: Policy,
+    /// Of the policy file as it was before it was read.
+    pub policy_watch: FileWatch,
     pub keys: KeyStore,
     /// Notices what changes in the key file from here on.
     pub watch: KeyWatch,
@@ -28,22 +31,25 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     let configuration = Config::check(path, environment);
     let mut errors = configuration.errors;
     let mut keep = |found: ConfigErrors| errors.extend(found);
-    let policy = configuration.policy_file.and_then(|file| Policy::load(&file).map_err(&mut keep).ok());
+    let policy = configuration.policy_file.and_then(|file| {
+        let watch = FileWatch::new(file);
+        Policy::load(watch.path()).map_err(&mut keep).ok().map(|policy| (policy, watch))
+    });
     let keys = configuration.config.as_ref().and_then(|config| {
         let (key_file, secret_file) = (&config.identity.key_file, &config.identity.key_secret_file);
         let watch = KeyWatch::new(key_file.clone(), secret_file.clone());
         Some((KeyStore::load(key_file, secret_file).map_err(&mut keep).ok()?, watch))
     });
-    if let (Some((keys, _)), Some(policy)) = (&keys, &policy) {
+    if let (Some((keys, _)), Some((policy, _))) = (&keys, &policy) {
         keep(keys.check_plans(policy));
     }
-    if let (Some(config), Some(policy)) = (&configuration.config, &policy) {
+    if let (Some(config), Some((policy, _))) = (&configuration.config, &policy) {
         keep(check_scopes(config, policy));
     }
     match (configuration.config, policy, keys) {
-        (Some(config), Some(policy), Some((keys, watch))) if errors.is_empty() => {
+        (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
             let notes = notes(&config, &policy);
-            Ok(Checked { config, policy, keys, watch, notes })
+            Ok(Checked { config, policy, policy_watch, keys, watch, notes })
         }
         _ => Err(errors),
     }

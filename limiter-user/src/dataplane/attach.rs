@@ -1,53 +1,183 @@
 //! Putting a program in force on interfaces: new links for new interfaces, an exchange in one step behind the links
-//! that are pinned.
+//! that are pinned. What has been done can be taken back.
+
+use std::sync::Arc;
 
 use aya::programs::{
     ProgramError, Xdp, XdpMode as KernelMode,
     links::{FdLink, PinnedLink},
     xdp::XdpLink,
 };
+use aya_obj::programs::XdpAttachType;
 use nix::{errno::Errno, net::if_::if_nametoindex};
 
 use super::{
-    AttachedInterface, AttachedMode, DataplaneError, XdpMode,
+    AttachedMode, DataplaneError, XdpMode,
     error::{Source, chain, errno, is_permission},
     link_state,
     pins::{self, LinkPin, PinDir, pin_error},
 };
 
-/// Attaches, or exchanges the program, on `wanted`. An error leaves everything as it was; what is returned beside the
-/// interfaces can do the same later.
+/// An interface of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Interface {
+    pub(super) name: Arc<str>,
+    pub(super) state: InterfaceState,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum InterfaceState {
+    Attached(AttachedMode),
+    /// It was there once, and is waited for.
+    Gone,
+    /// It is there, and the program could not be attached; why.
+    Refused(String),
+}
+
+/// Puts the program in force on the interfaces of a configuration. An error leaves everything as it was; what is
+/// returned beside the interfaces can do the same later.
 ///
-/// An interface that does not exist is an error at a start; while the agent runs (`previous`) it may come and go.
-pub(super) fn attach(
+/// What can fail for a reason outside comes first: new interfaces, then changes of mode, and last the exchanges behind
+/// links that exist. An interface that is new must exist; one that has a pin and is gone is waited for.
+pub(super) fn start(
     program: &mut Xdp,
-    mut previous: Option<&mut Xdp>,
     wanted: &[String],
     mode: XdpMode,
     pins: &PinDir,
-) -> Result<(Vec<AttachedInterface>, Undo), DataplaneError> {
+) -> Result<(Vec<Interface>, Undo), DataplaneError> {
     let pinned = pins.links()?;
-    let find = |interface: &str| pinned.iter().find(|link| link.interface == interface);
-    let may_be_missing = previous.is_some();
-    for interface in wanted.iter().filter(|interface| !may_be_missing && find(interface).is_none()) {
-        require_interface(interface)?;
-    }
-    let program_id = program.info().map_err(|error| link_error("look at", "the program", error))?.id();
-    let mut undo = Undo::default();
-    let mut attached = Vec::new();
+    let mut steps = Vec::new();
     for interface in wanted {
-        match put_in_force(program, interface, find(interface), mode, pins, &mut undo) {
-            Ok(mode) => attached.push(AttachedInterface { name: interface.as_str().into(), mode, program_id }),
-            Err(DataplaneError::NoSuchInterface { interface }) if may_be_missing => {
-                tracing::warn!(target: "limiter::dataplane", "{interface} is gone: nothing is limited there");
-            }
+        let step = match pinned.iter().find(|link| link.interface == *interface) {
+            None => Step::Attach,
+            Some(link) if !mode.allows(link.mode) => Step::ChangeMode(link),
+            Some(link) => Step::Exchange(link),
+        };
+        steps.push((interface.as_str(), step));
+    }
+    steps.sort_by_key(|(_, step)| step.order());
+    for (interface, step) in &steps {
+        if !matches!(step, Step::Exchange(_)) {
+            require_interface(interface)?;
+        }
+    }
+    let mut undo = Undo::new(pins);
+    let mut attached = Vec::new();
+    for (interface, step) in steps {
+        match step.run(program, interface, mode, pins, &mut undo) {
+            Ok(state) => attached.push(Interface { name: interface.into(), state }),
             Err(error) => {
-                undo.undo(previous.take());
+                undo.undo();
                 return Err(error);
             }
         }
     }
+    attached.sort_by_key(|interface| wanted.iter().position(|name| **name == *interface.name));
     Ok((attached, undo))
+}
+
+/// Exchanges the program on interfaces that run one of this agent's. Interfaces that are gone stay so until
+/// [`mend`] finds them again. An error leaves everything as it was.
+pub(super) fn exchange_all(
+    program: &mut Xdp,
+    interfaces: &[Interface],
+    mode: XdpMode,
+    pins: &PinDir,
+) -> Result<(Vec<Interface>, Undo), DataplaneError> {
+    let pinned = pins.links()?;
+    let mut undo = Undo::new(pins);
+    let mut exchanged = interfaces.to_vec();
+    for interface in exchanged.iter_mut().filter(|interface| matches!(interface.state, InterfaceState::Attached(_))) {
+        let existing = pinned.iter().find(|link| *link.interface == *interface.name);
+        let done = match existing {
+            Some(link) => exchange(program, link).map(|lives| match lives {
+                true => {
+                    undo.exchanged.push(link.clone());
+                    InterfaceState::Attached(link.mode)
+                }
+                false => gone(&interface.name),
+            }),
+            // Somebody has removed the pin; a new policy is put in force nevertheless.
+            None => attach_new(program, &interface.name, mode, pins, &mut undo),
+        };
+        match done {
+            Ok(state) => interface.state = state,
+            Err(error) => {
+                undo.undo();
+                return Err(error);
+            }
+        }
+    }
+    Ok((exchanged, undo))
+}
+
+/// Attaches again where an interface is back, and notices where one is gone. Each change is logged once.
+pub(super) fn mend(
+    program: &mut Xdp,
+    interfaces: &mut [Interface],
+    mode: XdpMode,
+    pins: &PinDir,
+) -> Result<(), DataplaneError> {
+    let pinned = pins.links()?;
+    for interface in interfaces {
+        let name = &*interface.name;
+        let link = pinned.iter().find(|link| *link.interface == *name);
+        let state = match (&interface.state, link) {
+            // `limiter unpin` has detached, and means it.
+            (InterfaceState::Attached(_), None) => continue,
+            // A link lives on when its interface gets another name.
+            (InterfaceState::Attached(_), Some(link)) if runs(link)? || exchange(program, link)? => continue,
+            (InterfaceState::Gone, _) if require_interface(name).is_err() => continue,
+            (InterfaceState::Attached(_) | InterfaceState::Gone | InterfaceState::Refused(_), link) => {
+                attach_again(program, name, link, mode, pins)?
+            }
+        };
+        if interface.state == state {
+            continue;
+        }
+        if let InterfaceState::Refused(reason) = &state {
+            tracing::error!(target: "limiter::dataplane", "nothing is limited on {name}: {reason}");
+        }
+        interface.state = state;
+    }
+    Ok(())
+}
+
+/// Whether the interface runs the program of its link, as far as a look from outside tells.
+fn runs(link: &LinkPin) -> Result<bool, DataplaneError> {
+    let running = link_state::program_id(&link.interface).ok().flatten();
+    Ok(running.is_some() && running == Some(program_behind(link)?))
+}
+
+fn attach_again(
+    program: &mut Xdp,
+    interface: &str,
+    dead: Option<&LinkPin>,
+    mode: XdpMode,
+    pins: &PinDir,
+) -> Result<InterfaceState, DataplaneError> {
+    if require_interface(interface).is_err() {
+        return Ok(gone(interface));
+    }
+    if let Some(dead) = dead {
+        pins::detach(dead)?;
+    }
+    match attach_one(program, interface, mode, pins) {
+        Ok(link) => {
+            tracing::info!(target: "limiter::dataplane", mode = link.mode.as_str(), "{interface} is back and limited");
+            Ok(InterfaceState::Attached(link.mode))
+        }
+        Err(DataplaneError::NoSuchInterface { .. }) => Ok(gone(interface)),
+        Err(error) => Ok(InterfaceState::Refused(error.to_string())),
+    }
+}
+
+fn gone(interface: &str) -> InterfaceState {
+    tracing::warn!(
+        target: "limiter::dataplane",
+        "{interface} is gone: nothing is limited there; the program is attached again when it is back",
+    );
+    InterfaceState::Gone
 }
 
 /// Detaches from every interface that is pinned here and not `wanted`.
@@ -55,33 +185,68 @@ pub(super) fn detach_others(wanted: &[String], pins: &PinDir) -> Result<(), Data
     pins.links()?.iter().filter(|link| !wanted.contains(&link.interface)).try_for_each(pins::detach)
 }
 
-/// The mode that the interface uses from now on.
-fn put_in_force(
+/// What a start does on an interface.
+#[derive(Clone, Copy, Debug)]
+enum Step<'a> {
+    Attach,
+    ChangeMode(&'a LinkPin),
+    Exchange(&'a LinkPin),
+}
+
+impl Step<'_> {
+    const fn order(self) -> u8 {
+        match self {
+            Self::Attach => 0,
+            Self::ChangeMode(_) => 1,
+            Self::Exchange(_) => 2,
+        }
+    }
+
+    fn run(
+        self,
+        program: &mut Xdp,
+        interface: &str,
+        mode: XdpMode,
+        pins: &PinDir,
+        undo: &mut Undo,
+    ) -> Result<InterfaceState, DataplaneError> {
+        match self {
+            Self::Attach => attach_new(program, interface, mode, pins, undo),
+            Self::ChangeMode(link) => {
+                tracing::warn!(
+                    target: "limiter::dataplane",
+                    "{interface} changes from {} mode: nothing is limited there for a moment",
+                    link.mode.as_str(),
+                );
+                pins::detach(link)?;
+                undo.detached.push(link.clone());
+                attach_new(program, interface, mode, pins, undo)
+            }
+            Self::Exchange(link) if exchange(program, link)? => {
+                undo.exchanged.push(link.clone());
+                Ok(InterfaceState::Attached(link.mode))
+            }
+            Self::Exchange(_) if require_interface(interface).is_err() => Ok(gone(interface)),
+            // The pin is of an interface that is gone, and whose name is another one's.
+            Self::Exchange(link) => {
+                pins::detach(link)?;
+                attach_new(program, interface, mode, pins, undo)
+            }
+        }
+    }
+}
+
+fn attach_new(
     program: &mut Xdp,
     interface: &str,
-    existing: Option<&LinkPin>,
     mode: XdpMode,
     pins: &PinDir,
     undo: &mut Undo,
-) -> Result<AttachedMode, DataplaneError> {
-    if let Some(link) = existing {
-        if !mode.allows(link.mode) {
-            tracing::warn!(
-                target: "limiter::dataplane",
-                "{interface} changes from {} mode: nothing is limited there for a moment",
-                link.mode.as_str(),
-            );
-        } else if exchange(program, link)? {
-            undo.exchanged.push(link.clone());
-            return Ok(link.mode);
-        }
-        // Either another mode is wanted, or the pin is of an interface that is gone and whose name is another one's.
-        pins::detach(link)?;
-    }
+) -> Result<InterfaceState, DataplaneError> {
     let link = attach_one(program, interface, mode, pins)?;
     let mode = link.mode;
     undo.attached.push(link);
-    Ok(mode)
+    Ok(InterfaceState::Attached(mode))
 }
 
 fn require_interface(interface: &str) -> Result<(), DataplaneError> {
@@ -91,21 +256,42 @@ fn require_interface(interface: &str) -> Result<(), DataplaneError> {
     }
 }
 
-/// What has been done so far.
-#[derive(Debug, Default)]
+/// What has been done so far, and the program that was in force before.
 pub(super) struct Undo {
+    pins: PinDir,
+    /// Opened before it is exchanged: the last reference may be that of a link.
+    previous: Option<Xdp>,
     attached: Vec<LinkPin>,
+    detached: Vec<LinkPin>,
     exchanged: Vec<LinkPin>,
 }
 
 impl Undo {
-    pub(super) fn undo(&mut self, previous: Option<&mut Xdp>) {
+    fn new(pins: &PinDir) -> Self {
+        let path = pins.program();
+        let previous = path.exists().then(|| Xdp::from_pin(path, XdpAttachType::Interface));
+        let previous = previous.and_then(|opened| {
+            opened
+                .inspect_err(|error| {
+                    tracing::warn!(target: "limiter::dataplane", %error, "the program in force cannot be opened");
+                })
+                .ok()
+        });
+        Self { pins: pins.clone(), previous, attached: Vec::new(), detached: Vec::new(), exchanged: Vec::new() }
+    }
+
+    pub(super) fn undo(&mut self) {
         for link in self.attached.drain(..) {
             if let Err(error) = pins::detach(&link) {
                 tracing::error!(target: "limiter::dataplane", %error, "could not detach from {} again", link.interface);
             }
         }
-        let Some(previous) = previous else { return };
+        let Some(previous) = &mut self.previous else {
+            for link in self.exchanged.iter().chain(&self.detached) {
+                tracing::error!(target: "limiter::dataplane", "{} does not get its program back", link.interface);
+            }
+            return;
+        };
         for link in self.exchanged.drain(..) {
             match exchange(previous, &link) {
                 Ok(true) => {}
@@ -113,6 +299,11 @@ impl Undo {
                 Err(error) => tracing::error!(
                     target: "limiter::dataplane", %error, "{} keeps the new program", link.interface,
                 ),
+            }
+        }
+        for link in self.detached.drain(..) {
+            if let Err(error) = attach_in(previous, &link.interface, link.mode, &self.pins) {
+                tracing::error!(target: "limiter::dataplane", %error, "could not attach to {} again", link.interface);
             }
         }
     }
@@ -217,17 +408,13 @@ fn link_source(operation: &'static str, interface: &str, source: Source) -> Data
     DataplaneError::Link { operation, interface, source }
 }
 
-/// The program that runs behind each pinned link.
-pub(super) fn program_ids(pins: &PinDir) -> Result<Vec<(String, u32)>, DataplaneError> {
-    let mut ids = Vec::new();
-    for link in pins.links()? {
-        let read = || -> Result<u32, Source> {
-            let pinned = PinnedLink::from_pin(&link.path)?;
-            Ok(FdLink::from(pinned).info()?.program_id())
-        };
-        ids.push((link.interface.clone(), read().map_err(|source| link_source("read", &link.interface, source))?));
-    }
-    Ok(ids)
+/// The id of the program behind a pinned link.
+pub(super) fn program_behind(link: &LinkPin) -> Result<u32, DataplaneError> {
+    let read = || -> Result<u32, Source> {
+        let pinned = PinnedLink::from_pin(&link.path)?;
+        Ok(FdLink::from(pinned).info()?.program_id())
+    };
+    read().map_err(|source| link_source("read", &link.interface, source))
 }
 
 /// Detaches from every interface that is pinned here.

@@ -7,7 +7,8 @@ use limiter_common::{addr::SrcPrefixes, budget::BudgetReason, quota::Quota, sche
 use parking_lot::Mutex;
 
 use super::{
-    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneError, List, MapUsage, RuleCounter,
+    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneError, List, MapUsage,
+    MissingInterface, RuleCounter,
     acl::{self, Acl, canonical},
 };
 use crate::{clock::ktime, policy::Policy};
@@ -203,6 +204,14 @@ impl Dataplane for FakeDataplane {
 
     fn interfaces(&self) -> Result<Vec<AttachedInterface>, DataplaneError> {
         Ok(Vec::new())
+    }
+
+    fn missing(&self) -> Vec<MissingInterface> {
+        Vec::new()
+    }
+
+    fn mend(&self) -> Result<(), DataplaneError> {
+        Ok(())
     }
 
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError> {

@@ -12,19 +12,18 @@ use limiter_common::{
     time::KtimeNs,
     verdict::Verdict,
 };
-use nix::net::if_::if_nametoindex;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::{
     AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneConfig, DataplaneError, List,
-    MapUsage, OnExit, RuleCounter, Tuning,
+    MapUsage, MissingInterface, OnExit, RuleCounter, Tuning,
     acl::{self, Acl, canonical},
     attach,
     compile::{self, CompiledRules},
-    link_state,
     loader::{self, Attached, CREATED, Plan},
     maps,
     pins::PinDir,
+    slots::Slots,
 };
 use crate::{clock::ktime, policy::Policy};
 
@@ -36,6 +35,10 @@ pub struct KernelDataplane {
     object: Cow<'static, [u8]>,
     config: DataplaneConfig,
     tuning: Tuning,
+    /// Held by whoever makes a new program, and by whoever changes what goes into one, so that no change is lost. What
+    /// runs all the time (counters, budgets, expiry) goes on meanwhile.
+    building: Mutex<()>,
+    /// Locked for system calls on maps and links, never while a program is loaded.
     state: RwLock<State>,
     _lock: File,
 }
@@ -43,7 +46,7 @@ pub struct KernelDataplane {
 #[derive(Debug)]
 struct State {
     attached: Attached,
-    rules: CompiledRules,
+    rules: Arc<CompiledRules>,
     /// Ids of request rules, whose slots are not given away.
     request_rules: Vec<Arc<str>>,
     acl: Acl,
@@ -69,11 +72,16 @@ impl KernelDataplane {
         tuning: Tuning,
     ) -> Result<Self, DataplaneError> {
         let object = object.into();
+        let rules = Arc::new(compile::compile(&policy.packet_rules)?);
         let (pins, created) = PinDir::prepare(&config.pin_dir)?;
         let lock = pins.lock()?;
-        let state = bring_up(&object, &config, &tuning, policy, None)?;
-        created.keep();
-        Ok(Self { object, config, tuning, state: RwLock::new(state), _lock: lock })
+        let acl = Acl::new(&policy.allow, &policy.deny, maps::read_operators(&pins)?, ktime());
+        let plan = Plan { object: &object, config: &config, tuning: &tuning, rules: &rules, acl: &acl, slots: None };
+        let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
+        let budgets = configured.budgets()?;
+        let attached = configured.start()?;
+        let state = State { attached, rules, request_rules: request_rules(policy), acl, budgets };
+        Ok(Self { object, config, tuning, building: Mutex::new(()), state: RwLock::new(state), _lock: lock })
     }
 
     /// Runs the program on a frame, as if it had arrived. Counts and charges.
@@ -92,6 +100,7 @@ impl KernelDataplane {
         let prefix = canonical(prefix);
         let now = ktime();
         let deadline = lasts.map_or(KtimeNs::NEVER, |lasts| acl::deadline(now, lasts));
+        let building = self.building.lock();
         let mut state = self.state.write();
         if list == List::Deny
             && let Some(allow) = state.acl.allow_around(prefix, now)
@@ -120,21 +129,37 @@ impl KernelDataplane {
         // The first prefix of its kind: the program in force does not look for one.
         let mut acl = state.acl.clone();
         acl.insert(list, prefix, deadline);
-        self.build_again(&mut state, acl)
+        let (rules, request_rules) = (Arc::clone(&state.rules), state.request_rules.clone());
+        drop(state);
+        self.replace(&building, rules, request_rules, acl)
     }
 
-    fn build_again(&self, state: &mut State, acl: Acl) -> Result<(), DataplaneError> {
-        let State { attached, rules, .. } = state;
+    /// Makes a program of these rules and lists, and puts it in force in one step. An error changes nothing.
+    fn replace(
+        &self,
+        _building: &MutexGuard<'_, ()>,
+        rules: Arc<CompiledRules>,
+        request_rules: Vec<Arc<str>>,
+        acl: Acl,
+    ) -> Result<(), DataplaneError> {
+        let slots = self.state.write().reserve_slots(&rules)?;
         let (pins, created) = PinDir::prepare(&self.config.pin_dir)?;
-        let plan = Plan { object: &self.object, config: &self.config, tuning: &self.tuning, rules: &*rules, acl: &acl };
-        let next = loader::load(plan, pins, created)?.verify()?.fill()?.attach(Some(attached))?;
-        state.attached = next;
-        state.acl = acl;
+        let Self { object, config, tuning, .. } = self;
+        let plan = Plan { object, config, tuning, rules: &rules, acl: &acl, slots: Some(&slots) };
+        let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
+        let mut state = self.state.write();
+        let attached = configured.replace(&mut state.attached)?;
+        let replaced = std::mem::replace(&mut state.attached, attached);
+        (state.rules, state.request_rules, state.acl) = (rules, request_rules, acl);
+        drop(state);
+        // Freeing the maps of a long list takes a while.
+        drop(replaced);
         Ok(())
     }
 
     fn take(&self, list: List, prefix: IpNet) -> Result<(), DataplaneError> {
         let prefix = canonical(prefix);
+        let _building = self.building.lock();
         let mut state = self.state.write();
         state.acl.require(list, prefix)?;
         state.attached.maps.remove_acl(list, prefix)?;
@@ -191,30 +216,26 @@ impl KernelDataplane {
     }
 }
 
-/// Compiles a policy and puts it in force. `previous` is the program in force, if this process has one.
-fn bring_up(
-    object: &[u8],
-    config: &DataplaneConfig,
-    tuning: &Tuning,
-    policy: &Policy,
-    previous: Option<&mut State>,
-) -> Result<State, DataplaneError> {
-    let rules = compile::compile(&policy.packet_rules)?;
-    let (pins, created) = PinDir::prepare(&config.pin_dir)?;
-    let operators = match &previous {
-        Some(state) => state.acl.operators().collect(),
-        None => maps::read_operators(&pins)?,
-    };
-    let acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
-    let plan = Plan { object, config, tuning, rules: &rules, acl: &acl };
-    let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
-    let budgets = match &previous {
-        Some(state) => state.budgets.clone(),
-        None => configured.budgets()?,
-    };
-    let attached = configured.attach(previous.map(|state| &mut state.attached))?;
-    let request_rules = policy.rules.iter().map(|rule| Arc::clone(&rule.id)).collect();
-    Ok(State { attached, rules, request_rules, acl, budgets })
+/// Ids of the rules that budgets may name.
+fn request_rules(policy: &Policy) -> Vec<Arc<str>> {
+    policy.rules.iter().map(|rule| Arc::clone(&rule.id)).collect()
+}
+
+impl State {
+    /// Slots with one for each of `rules`. The program in force still counts in those of its own rules, so they are
+    /// given away only when there is no other.
+    fn reserve_slots(&mut self, rules: &CompiledRules) -> Result<Slots, DataplaneError> {
+        let is_new = |id: &str| rules.rules.iter().any(|rule| &*rule.id == id);
+        let is_old = |id: &str| self.rules.rules.iter().any(|rule| &*rule.id == id);
+        for rule in &rules.rules {
+            let Attached { maps, slots, .. } = &mut self.attached;
+            let in_use = |id: &str| is_new(id) || is_old(id);
+            if loader::slot_for(maps, slots, &rule.id, in_use)?.is_none() {
+                loader::slot_for(maps, slots, &rule.id, is_new)?;
+            }
+        }
+        Ok(self.attached.slots.clone())
+    }
 }
 
 impl Dataplane for KernelDataplane {
@@ -369,40 +390,25 @@ impl Dataplane for KernelDataplane {
 
     fn interfaces(&self) -> Result<Vec<AttachedInterface>, DataplaneError> {
         let state = self.state.read();
-        let mut interfaces = state.attached.interfaces.clone();
-        let ids = attach::program_ids(&state.attached.pins)?;
-        interfaces.retain_mut(|interface| {
-            let found = ids.iter().find(|(name, _)| *name == *interface.name);
-            if let Some((_, id)) = found {
-                interface.program_id = *id;
-            }
-            found.is_some()
-        });
-        Ok(interfaces)
+        state.attached.in_force()
     }
 
-    fn lost(&self) -> Vec<String> {
-        let ids = attach::program_ids(&self.state.read().attached.pins).unwrap_or_default();
-        let runs = |(name, id): &(String, u32)| link_state::program_id(name).ok().flatten() == Some(*id);
-        ids.into_iter().filter(|link| !runs(link)).map(|(name, _)| name).collect()
+    fn missing(&self) -> Vec<MissingInterface> {
+        self.state.read().attached.missing()
     }
 
-    fn heal(&self) -> Result<usize, DataplaneError> {
-        let lost = self.lost();
-        if !lost.iter().any(|name| if_nametoindex(name.as_str()).is_ok()) {
-            return Ok(0);
-        }
-        let mut state = self.state.write();
-        let acl = state.acl.clone();
-        self.build_again(&mut state, acl)?;
-        drop(state);
-        Ok(lost.len().saturating_sub(self.lost().len()))
+    fn mend(&self) -> Result<(), DataplaneError> {
+        // A program that is being made is attached or exchanged soon.
+        let Some(_building) = self.building.try_lock() else { return Ok(()) };
+        self.state.write().attached.mend(self.config.mode)
     }
 
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError> {
-        let mut state = self.state.write();
-        *state = bring_up(&self.object, &self.config, &self.tuning, policy, Some(&mut state))?;
-        Ok(())
+        let rules = Arc::new(compile::compile(&policy.packet_rules)?);
+        let building = self.building.lock();
+        let operators: Vec<_> = self.state.read().acl.operators().collect();
+        let acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
+        self.replace(&building, rules, request_rules(policy), acl)
     }
 
     fn stop(&self) -> Result<(), DataplaneError> {

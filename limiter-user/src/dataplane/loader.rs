@@ -4,11 +4,13 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
+    sync::Arc,
 };
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Array, LpmTrie, Map, MapData, MapError, lpm_trie::Key},
+    pin::PinError,
     programs::{Program, ProgramError, TestRun as _, TestRunOptions, TestRunResult, Xdp},
 };
 use limiter_common::{
@@ -24,9 +26,9 @@ use limiter_common::{
 use nix::errno::Errno;
 
 use super::{
-    AttachedInterface, DataplaneConfig, DataplaneError, List, Protect, Transport, Tuning,
+    AttachedInterface, DataplaneConfig, DataplaneError, List, MissingInterface, Protect, Transport, Tuning, XdpMode,
     acl::{Acl, Prefix},
-    attach,
+    attach::{self, Interface, InterfaceState, Undo},
     compile::CompiledRules,
     error::{errno, is_permission, map_error},
     maps::{self, Maps},
@@ -58,6 +60,8 @@ pub(super) struct Plan<'a> {
     pub(super) tuning: &'a Tuning,
     pub(super) rules: &'a CompiledRules,
     pub(super) acl: &'a Acl,
+    /// With a slot for each rule. `None`: read from the pinned map, which nobody else writes during a start.
+    pub(super) slots: Option<&'a Slots>,
 }
 
 /// Maps exist: the shared ones are those that were pinned, or new and pinned.
@@ -89,7 +93,7 @@ pub(super) struct Attached {
     pub(super) pins: PinDir,
     pub(super) maps: Maps,
     pub(super) slots: Slots,
-    pub(super) interfaces: Vec<AttachedInterface>,
+    pub(super) interfaces: Vec<Interface>,
     pub(super) verified_instructions: Option<u32>,
     /// Families that the program looks up in each list, as bits.
     families: [u8; 2],
@@ -163,6 +167,17 @@ impl<'a> Loaded<'a> {
     }
 }
 
+fn program_pin_error(error: PinError) -> DataplaneError {
+    if is_permission(&error) {
+        return DataplaneError::Permission {
+            operation: "pin",
+            object: "the program".to_owned(),
+            source: Box::new(error),
+        };
+    }
+    DataplaneError::Load { source: Box::new(error) }
+}
+
 /// The end of the verifier's log names the instruction that it refuses.
 fn verifier_error(error: ProgramError) -> DataplaneError {
     const LINES: usize = 30;
@@ -190,10 +205,19 @@ impl<'a> Verified<'a> {
             found.pin(&path).map_err(map_error("pin", map.name))?;
             created.file(path);
         }
+        let path = pins.next_program();
+        if path.exists() {
+            std::fs::remove_file(&path).map_err(|source| pin_error("remove the pin", path.clone(), source))?;
+        }
+        program(&mut ebpf)?.pin(&path).map_err(program_pin_error)?;
+        created.file(path);
         fill_ports(&mut ebpf, &plan.config.protect)?;
         fill_prefixes(&mut ebpf, plan.rules)?;
         let mut maps = Maps::take(&mut ebpf)?;
-        let mut slots = Slots::new(maps.read_rule_names()?);
+        let mut slots = match plan.slots {
+            Some(slots) => slots.clone(),
+            None => Slots::new(maps.read_rule_names()?),
+        };
         fill_rules(&mut ebpf, &mut maps, &mut slots, plan.rules)?;
         for (list, prefix, entry) in plan.acl.entries() {
             maps.insert_acl(list, prefix, entry)?;
@@ -296,17 +320,32 @@ impl Configured<'_> {
         Ok(self.maps.read_budgets()?.into_iter().collect())
     }
 
-    /// `previous` is put back in force on interfaces that were switched over before another one failed.
-    pub(super) fn attach(self, previous: Option<&mut Attached>) -> Result<Attached, DataplaneError> {
+    /// Puts the program in force for the first time in this process.
+    pub(super) fn start(self) -> Result<Attached, DataplaneError> {
+        let config = self.plan.config;
+        self.attach(|program, pins| attach::start(program, &config.interfaces, config.mode, pins))
+    }
+
+    /// Puts the program in force in the place of this process' own. An error changes nothing.
+    pub(super) fn replace(self, previous: &mut Attached) -> Result<Attached, DataplaneError> {
+        let mode = self.plan.config.mode;
+        let mut next = self.attach(|program, pins| attach::exchange_all(program, &previous.interfaces, mode, pins))?;
+        // Rules may have taken slots while the program was loaded.
+        next.slots = std::mem::take(&mut previous.slots);
+        Ok(next)
+    }
+
+    fn attach(
+        self,
+        put_in_force: impl FnOnce(&mut Xdp, &PinDir) -> Result<(Vec<Interface>, Undo), DataplaneError>,
+    ) -> Result<Attached, DataplaneError> {
         let Self { plan, pins, created, mut ebpf, maps, slots } = self;
         let config = plan.config;
         let xdp = program(&mut ebpf)?;
-        let verified_instructions = xdp.info().ok().and_then(|info| info.verified_instruction_count());
-        let mut previous = previous.and_then(|attached| program(&mut attached.ebpf).ok());
-        let (interfaces, mut undo) =
-            attach::attach(xdp, previous.as_deref_mut(), &config.interfaces, config.mode, &pins)?;
-        if let Err(error) = pins.promote_policy_maps() {
-            undo.undo(previous);
+        let info = xdp.info().map_err(|error| DataplaneError::Load { source: Box::new(error) })?;
+        let (interfaces, mut undo) = put_in_force(xdp, &pins)?;
+        if let Err(error) = pins.promote_next() {
+            undo.undo();
             return Err(error);
         }
         created.keep();
@@ -315,7 +354,16 @@ impl Configured<'_> {
         }
         let families = [List::Allow, List::Deny].map(|list| families(plan.acl, list));
         let max_sources = ["BUCKETS_V4", "BUCKETS_V6"].map(|name| capacity(&ebpf, name).unwrap_or(config.max_sources));
-        Ok(Attached { ebpf, pins, maps, slots, interfaces, verified_instructions, families, max_sources })
+        Ok(Attached {
+            ebpf,
+            pins,
+            maps,
+            slots,
+            interfaces,
+            verified_instructions: info.verified_instruction_count(),
+            families,
+            max_sources,
+        })
     }
 }
 
@@ -325,6 +373,39 @@ fn capacity(ebpf: &Ebpf, name: &str) -> Option<u32> {
 }
 
 impl Attached {
+    /// Of the interfaces that run the program.
+    pub(super) fn in_force(&self) -> Result<Vec<AttachedInterface>, DataplaneError> {
+        let links = self.pins.links()?;
+        let mut attached = Vec::new();
+        for interface in &self.interfaces {
+            let InterfaceState::Attached(mode) = interface.state else { continue };
+            if let Some(link) = links.iter().find(|link| *link.interface == *interface.name) {
+                let program_id = attach::program_behind(link)?;
+                attached.push(AttachedInterface { name: Arc::clone(&interface.name), mode, program_id });
+            }
+        }
+        Ok(attached)
+    }
+
+    /// Of the interfaces that do not.
+    pub(super) fn missing(&self) -> Vec<MissingInterface> {
+        let missing = self.interfaces.iter().filter_map(|interface| {
+            let reason = match &interface.state {
+                InterfaceState::Attached(_) => return None,
+                InterfaceState::Gone => "there is no such interface".to_owned(),
+                InterfaceState::Refused(reason) => reason.clone(),
+            };
+            Some(MissingInterface { name: Arc::clone(&interface.name), reason })
+        });
+        missing.collect()
+    }
+
+    /// Attaches again to interfaces that are back.
+    pub(super) fn mend(&mut self, mode: XdpMode) -> Result<(), DataplaneError> {
+        let Self { ebpf, pins, interfaces, .. } = self;
+        attach::mend(program(ebpf)?, interfaces, mode, pins)
+    }
+
     /// Whether the program looks into this list for this family at all.
     pub(super) fn looks_up(&self, list: List, is_ipv4: bool) -> bool {
         let [allow, deny] = self.families;

@@ -24,7 +24,8 @@ use crate::clock::Stopwatch;
 
 const BPFFS: &str = "/sys/fs/bpf";
 const LINK: &str = "link-";
-/// Suffix of policy maps that are not in force yet.
+const PROGRAM: &str = "program";
+/// Suffix of what is not in force yet.
 const NEXT: &str = "-next";
 
 /// The directory of this schema version.
@@ -74,6 +75,15 @@ impl PinDir {
         self.version.join(format!("{name}{NEXT}"))
     }
 
+    /// Of the program in force: whoever replaces it can put it back.
+    pub(super) fn program(&self) -> PathBuf {
+        self.map(PROGRAM)
+    }
+
+    pub(super) fn next_program(&self) -> PathBuf {
+        self.next_map(PROGRAM)
+    }
+
     pub(super) fn link(&self, mode: AttachedMode, interface: &str) -> PathBuf {
         self.version.join(link_name(mode, interface))
     }
@@ -88,10 +98,11 @@ impl PinDir {
         Ok(links)
     }
 
-    /// Puts the pins of new policy maps in the place of the old ones.
-    pub(super) fn promote_policy_maps(&self) -> Result<(), DataplaneError> {
-        for map in MAPS.iter().filter(|map| map.lifetime == Lifetime::Policy) {
-            let (next, path) = (self.next_map(map.name), self.map(map.name));
+    /// Puts the pins of the new program and its policy maps in the place of the old ones.
+    pub(super) fn promote_next(&self) -> Result<(), DataplaneError> {
+        let policy_maps = MAPS.iter().filter(|map| map.lifetime == Lifetime::Policy).map(|map| map.name);
+        for name in policy_maps.chain([PROGRAM]) {
+            let (next, path) = (self.next_map(name), self.map(name));
             fs::rename(&next, &path).map_err(|source| pin_error("rename the pin", next, source))?;
         }
         Ok(())
@@ -251,7 +262,7 @@ pub fn unpin(pin_dir: &Path) -> Result<Unpinned, DataplaneError> {
         }
         for map in maps {
             remove(&map)?;
-            unpinned.maps += 1;
+            unpinned.maps += usize::from(!map.ends_with(PROGRAM));
         }
         fs::remove_dir(&version).map_err(|source| pin_error("remove the directory", version, source))?;
     }

@@ -1,16 +1,12 @@
 //! Notices that the key file has changed.
 
-use std::{
-    fs,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use super::KeyStore;
-use crate::config::ConfigErrors;
-
-/// What of a file differs after it was written or replaced: inode, length and time of the last change.
-type Stamp = Option<(u64, u64, i64, i64)>;
+use crate::{
+    config::ConfigErrors,
+    watch::{Stamp, stamp},
+};
 
 #[derive(Debug)]
 pub struct KeyWatch {
@@ -47,7 +43,7 @@ impl KeyWatch {
         if moves || now == self.read {
             return Ok(None);
         }
-        let is_lost = self.read.0.is_some() && now.0.is_none_or(|(_, len, ..)| len == 0);
+        let is_lost = self.read.0.is_some() && now.0.is_none_or(|(_, _, len, ..)| len == 0);
         let read = if is_lost {
             Err(ConfigErrors::of_file(&self.key_file, "identity.key_file", "is gone or empty", false))
         } else {
@@ -68,13 +64,10 @@ impl KeyWatch {
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
-    let metadata = fs::metadata(path).ok()?;
-    Some((metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path};
+
     use limiter_common::time::UnixMicros;
 
     use super::*;

@@ -61,6 +61,12 @@ impl PushPolicy {
         Self { settings, sources: HashMap::new(), next_purge: UnixMicros::new(0) }
     }
 
+    /// Takes over the exemptions of a new policy. Denials under the old one say nothing about the new one.
+    pub fn renew(&mut self, never: Vec<IpNet>) {
+        self.settings.never = never;
+        self.sources.clear();
+    }
+
     /// What to push for a denial, if anything.
     pub fn decide(&mut self, denial: &Denial, now: UnixMicros) -> Option<Push> {
         if self.is_exempt(denial.address) {
@@ -187,6 +193,19 @@ mod tests {
         assert_eq!(policy.decide(&under_way, UnixMicros::new(5)), None);
         policy.forget(first.address);
         assert!(policy.decide(&under_way, UnixMicros::new(5)).is_some());
+    }
+
+    #[test]
+    fn a_new_policy_exempts_others_and_begins_anew() {
+        let mut policy = policy();
+        let (exempt, blocked) = (denial("10.1.2.3", 10, true), denial("198.51.100.1", 10, true));
+        assert!(policy.decide(&exempt, UnixMicros::new(0)).is_none());
+        assert!(policy.decide(&blocked, UnixMicros::new(0)).is_some());
+        policy.renew(vec!["198.51.100.0/24".parse().unwrap()]);
+        assert!(policy.decide(&exempt, UnixMicros::new(0)).is_some());
+        assert!(policy.decide(&blocked, UnixMicros::new(0)).is_none());
+        policy.renew(Vec::new());
+        assert!(policy.decide(&blocked, UnixMicros::new(0)).is_some(), "not taken for one that is blocked already");
     }
 
     #[test]

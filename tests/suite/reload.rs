@@ -1,0 +1,516 @@
+//! A policy that changes while the agent runs, through the real binary.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    os::unix::fs::symlink,
+    time::Duration,
+};
+
+use aya::{
+    maps::loaded_maps,
+    programs::{loaded_links, loaded_programs},
+};
+use limiter_tests::{
+    agent::{Agent, START, Setup},
+    eventually::until,
+    fixture::World,
+    ip::{ip, xdp_of},
+    netns::{CLIENT_V4, GATEWAY_V4, INTERFACE, SECOND_INTERFACE, TestNet, TestPins},
+    object::xdp_object,
+};
+use limiter_user::{clock::Stopwatch, dataplane::KernelDataplane};
+use serde_json::{Value, json};
+
+const WAIT: Duration = Duration::from_secs(15);
+
+fn rule(id: &str, limit: u64) -> String {
+    format!("[[rules]]\nid = \"{id}\"\nscope = \"user\"\nlimit = {limit}\nwindow = \"1h\"\n")
+}
+
+fn ask(agent: &Agent<'_>, user: &str) -> Value {
+    agent.decide(json!({ "user": user }))
+}
+
+/// The limit that holds for a user, without taking from it.
+fn limit(agent: &Agent<'_>) -> Value {
+    agent.decide(json!({ "user": "peeks", "peek": true }))["limit"].clone()
+}
+
+fn xdp(net: &TestNet, interfaces: &[&str], more: &str) -> String {
+    let pin_dir = net.pin_dir().display();
+    format!(
+        "[xdp]\ninterfaces = {interfaces:?}\nprotect = [\"udp/80\"]\npin_dir = \"{pin_dir}\"\nmax_sources = 1024\n{more}"
+    )
+}
+
+fn start<'a>(net: &TestNet, setup: &'a Setup) -> Agent<'a> {
+    net.gateway(|| setup.start())
+}
+
+#[test]
+fn every_way_to_change_the_file_is_noticed_once() {
+    let setup = Setup::new("", &rule("r", 1));
+    let agent = setup.start();
+    let path = |name: &str| setup.path(name);
+    let half = || {
+        let text = rule("r", 4);
+        setup.write("policy.toml", &text[..text.len() / 2]);
+        until("half a policy is refused", WAIT, || (agent.reloads("invalid") == 1.0).then_some(()));
+        assert_eq!(limit(&agent), 3);
+        setup.write("policy.toml", &text);
+    };
+    // As Kubernetes mounts a ConfigMap: a link to a file in a folder that is itself a link.
+    let link = || {
+        for (folder, limit) in [("v5", 5), ("v6", 6)] {
+            fs::create_dir(path(folder)).expect("a folder");
+            setup.write(&format!("{folder}/policy.toml"), &rule("r", limit));
+        }
+        symlink("v5", path("data")).expect("a link");
+        symlink("data/policy.toml", path("next")).expect("a link");
+        fs::rename(path("next"), path("policy.toml")).expect("rename");
+    };
+    let swap = || {
+        symlink("v6", path("next")).expect("a link");
+        fs::rename(path("next"), path("data")).expect("rename");
+        fs::remove_dir_all(path("v5")).expect("removing the old folder");
+    };
+    let delete_folder = || {
+        fs::remove_dir_all(path("v6")).expect("removing the folder");
+        until("the policy is missed", WAIT, || agent.status()["policy"]["error"].as_str().map(str::to_owned));
+        assert_eq!(limit(&agent), 6);
+        fs::create_dir(path("v6")).expect("a folder");
+        setup.write("v6/policy.toml", &rule("r", 7));
+    };
+    let changes: [(&str, &dyn Fn()); 6] = [
+        ("rename", &|| setup.replace("policy.toml", &rule("r", 2))),
+        ("write in place", &|| setup.write("policy.toml", &rule("r", 3))),
+        ("half a write", &half),
+        ("a link in its place", &link),
+        ("the link swings", &swap),
+        ("the folder is deleted and made again", &delete_folder),
+    ];
+    for (number, (name, change)) in (1u32..).zip(changes) {
+        change();
+        until(name, WAIT, || (agent.reloads("ok") == f64::from(number)).then_some(()));
+        assert_eq!(limit(&agent), number + 1, "{name}");
+        assert_eq!(agent.status()["policy"]["error"], Value::Null, "{name}");
+    }
+    assert_eq!((agent.reloads("ok"), agent.reloads("invalid"), agent.reloads("failed")), (6.0, 2.0, 0.0));
+}
+
+#[test]
+fn a_signal_reloads_at_once_and_a_stop_does_not_wait() {
+    let setup = Setup::new("", &rule("r", 1));
+    let agent = setup.start();
+    let started = Stopwatch::start();
+    for limit_now in 2..6 {
+        agent.reload(&rule("r", limit_now));
+        assert_eq!(limit(&agent), limit_now);
+    }
+    assert!(started.elapsed() < Duration::from_secs(2), "without waiting for a look at the file");
+    agent.hang_up();
+    assert!(agent.stop().success());
+}
+
+#[test]
+fn request_rules_change_on_the_next_request_and_keep_their_counters() {
+    let both = |limit| rule("r", limit) + &rule("other", 1000);
+    let setup = Setup::new("", &both(10));
+    let agent = setup.start();
+    for _ in 0..4 {
+        assert_eq!(ask(&agent, "u")["allowed"], true);
+    }
+    let allowed = "limiter_checks_total{rule=\"r\",decision=\"allowed\",source=\"memory\"}";
+    let denied = allowed.replace("allowed", "denied");
+    assert_eq!(agent.metric(allowed), 4.0);
+
+    agent.reload(&both(3));
+    let answer = ask(&agent, "u");
+    assert_eq!((&answer["allowed"], &answer["remaining"], &answer["limit"]), (&json!(false), &json!(0), &json!(3)));
+    assert!(answer["retry_after_ms"].as_u64().is_some_and(|wait| wait > 0), "{answer}");
+
+    agent.reload(&both(20));
+    let answer = ask(&agent, "u");
+    assert_eq!((&answer["allowed"], &answer["remaining"]), (&json!(true), &json!(15)), "4 were counted");
+
+    agent.reload(&both(20).replace("\"user\"\nlimit = 20", "\"user\"\nmode = \"shadow\"\nlimit = 1"));
+    let answer = ask(&agent, "u");
+    assert_eq!(
+        (&answer["allowed"], &answer["rule"], &answer["shadow"]),
+        (&json!(true), &json!("other"), &json!(["r"]))
+    );
+
+    agent.reload(&rule("other", 1000));
+    assert_eq!(ask(&agent, "u")["rule"], "other");
+    let rules: Vec<Value> = agent.status()["rules"].as_array().expect("rules").clone();
+    assert_eq!(rules.iter().map(|rule| &rule["id"]).collect::<Vec<_>>(), ["other"]);
+    assert_eq!((agent.metric(allowed), agent.metric(&denied)), (5.0, 1.0), "metrics of a rule that is gone stay");
+
+    agent.reload("");
+    let answer = ask(&agent, "u");
+    assert_eq!((&answer["allowed"], &answer["reason"]), (&json!(true), &json!("no_rule")));
+    agent.reload(&both(20));
+    assert_eq!(ask(&agent, "u")["remaining"], 14, "what was counted still counts");
+}
+
+#[test]
+fn api_keys_follow_the_policy() {
+    let setup = Setup::new("[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"secret\"\n", "");
+    let agent = setup.start();
+    let bearer = [("Authorization", "Bearer a-token-of-the-upstream")];
+    assert_eq!(agent.check(&bearer).status, 200, "nobody is limited by key: no business of ours");
+    agent.reload(&(rule("r", 5) + "[plans.pro]\n"));
+    assert_eq!(agent.check(&bearer).status, 401);
+
+    let key = setup.add_key("c_1", "pro");
+    let header = [("X-API-Key", &*key)];
+    until("the key is known", WAIT, || (agent.check(&header).status == 200).then_some(()));
+    setup.replace("policy.toml", &rule("r", 5));
+    agent.hang_up();
+    until("a plan that a key has cannot go", WAIT, || (agent.reloads("invalid") == 1.0).then_some(()));
+    let error = agent.status()["policy"]["error"].to_string();
+    assert!(error.contains("keys.toml") && error.contains("no plan \\\"pro\\\""), "{error}");
+    setup.replace("keys.toml", "");
+    until("the policy is tried again with other keys", WAIT, || (agent.reloads("ok") == 2.0).then_some(()));
+}
+
+#[test]
+fn a_wrong_policy_changes_nothing_and_says_everything() {
+    let net = TestNet::new();
+    let good = format!("deny = [\"198.51.100.0/24\"]\n{}", rule("r", 5));
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), &good);
+    let agent = start(&net, &setup);
+    let program = net.gateway(|| xdp_of(INTERFACE));
+    let loaded_at = agent.status()["policy"]["loaded_at"].clone();
+    let packet_rule = |id: &str| {
+        format!("[[packet_rules]]\nid = \"{id}\"\ncidr = \"0.0.0.0/0\"\npackets = {{ rate = \"1/s\", burst = 1 }}\n")
+    };
+    for (number, (wrong, says)) in (1u32..).zip([
+        (rule("r", 0) + "alow = []\n", &["limit", "unlimited", "alow"][..]),
+        ("[[rules]\n".to_owned(), &["policy.toml:1"]),
+        (format!("deny = [\"10.0.0.1/8\"]\n{}", rule("", 1)), &["10.0.0.0/8", "id"]),
+        // Two rules of one prefix.
+        (packet_rule("a") + &packet_rule("b"), &["packet_rules[1]", "\"a\"", "0.0.0.0/0"]),
+    ]) {
+        setup.replace("policy.toml", &wrong);
+        agent.hang_up();
+        until("it is refused", WAIT, || (agent.reloads("invalid") == f64::from(number)).then_some(()));
+        let status = agent.status();
+        let error = status["policy"]["error"].as_str().expect("an error");
+        let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
+        for word in says {
+            assert!(error.contains(word), "{word}: {error}");
+            assert!(setup.log().contains(word), "{word}: {}", setup.log());
+            assert!(shown.contains(word), "{word}: {shown}");
+        }
+        assert_eq!(status["policy"]["loaded_at"], loaded_at);
+        assert_eq!(status["xdp"]["deny"][0]["prefix"], "198.51.100.0/24");
+        assert_eq!(net.gateway(|| xdp_of(INTERFACE)), program);
+        assert_eq!(limit(&agent), 5);
+    }
+    agent.reload(&good);
+    assert_eq!(agent.status()["policy"]["error"], Value::Null);
+    assert_ne!(net.gateway(|| xdp_of(INTERFACE)), program);
+}
+
+#[test]
+fn a_block_ends_with_its_rule_and_its_prefix_can_be_exempted() {
+    let net = TestNet::new();
+    let per_address = |limit| {
+        format!("[[rules]]\nid = \"per-address\"\nscope = \"ip\"\nlimit = {limit}\nwindow = \"1h\"\n") + &rule("r", 5)
+    };
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), &per_address(1));
+    let agent = start(&net, &setup);
+    let over = || agent.check(&[("X-Forwarded-For", "192.0.2.1")]).status == 429;
+    let budgets = || agent.status()["xdp"]["budgets"].as_array().map_or(0, Vec::len);
+    let blocked = || until("the address is blocked", WAIT, || (over() && budgets() == 1).then_some(()));
+    blocked();
+    agent.reload(&(per_address(1) + "[[endpoints]]\nname = \"e\"\nmatch = [\"/e\"]\n"));
+    assert_eq!(budgets(), 1, "nothing changed for this rule");
+    agent.reload(&per_address(2));
+    until("a changed rule lets go", WAIT, || (budgets() == 0).then_some(()));
+    blocked();
+    agent.reload(&rule("r", 5));
+    until("a rule that is gone lets go", WAIT, || (budgets() == 0).then_some(()));
+    agent.reload(&per_address(2));
+    blocked();
+    agent.kill();
+    setup.write("policy.toml", &rule("r", 5));
+    let agent = start(&net, &setup);
+    until("so it does over a restart", WAIT, || {
+        (agent.status()["xdp"]["budgets"].as_array().is_some_and(Vec::is_empty)).then_some(())
+    });
+    agent.reload(&format!("allow = [\"192.0.2.0/24\"]\n{}", per_address(1)));
+    let exempt = || agent.check(&[("X-Forwarded-For", "192.0.2.1")]).status;
+    assert_eq!(exempt(), 200, "a restart without Redis begins anew");
+    assert!((0..20).map(|_| exempt()).all(|status| status == 429));
+    let other = || agent.check(&[("X-Forwarded-For", "192.0.3.1")]).status;
+    until("another is denied and blocked", WAIT, || {
+        let budgets = agent.status()["xdp"]["budgets"].clone();
+        (other() == 429 && budgets[0]["prefix"] == "192.0.3.1/32").then_some(())
+    });
+    assert_eq!(agent.status()["xdp"]["budgets"].as_array().map(Vec::len), Some(1), "and the exempt one never was");
+}
+
+/// One packet at a time from a client, so that no queue is ever full.
+struct PingPong {
+    good: UdpSocket,
+    bad: UdpSocket,
+    sink: UdpSocket,
+}
+
+impl PingPong {
+    fn new(net: &TestNet) -> Self {
+        let bind = |address: IpAddr| UdpSocket::bind(SocketAddr::new(address, 0)).expect("a socket");
+        let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(GATEWAY_V4, 80)).expect("a socket"));
+        sink.set_read_timeout(Some(WAIT)).expect("a timeout");
+        let [good, bad] = net.client(|| CLIENT_V4.map(bind));
+        Self { good, bad, sink }
+    }
+
+    /// A packet that must not arrive, and then one that must.
+    fn play(&self, number: u64) {
+        let to = SocketAddr::new(GATEWAY_V4, 80);
+        self.bad.send_to(b"bad", to).expect("sent");
+        self.good.send_to(&number.to_le_bytes(), to).expect("sent");
+        let mut buffer = [0; 16];
+        let len = self.sink.recv(&mut buffer).expect("a packet that both policies pass arrives");
+        assert_eq!(buffer[..len], number.to_le_bytes(), "and none that both drop");
+    }
+}
+
+fn packets(status: &Value, verdict: &str, reason: &str) -> u64 {
+    let counters = status["xdp"]["counters"].as_array().expect("counters").iter();
+    let counters = counters.filter(|counter| counter["verdict"] == verdict && counter["reason"] == reason);
+    counters.filter_map(|counter| counter["packets"].as_u64()).sum()
+}
+
+#[test]
+fn no_packet_of_either_kind_is_judged_wrongly_while_policies_change() {
+    for mode in ["native", "generic"] {
+        let net = TestNet::new();
+        let deny = format!("{}/32", CLIENT_V4[1]);
+        // Everything but the verdict on the two clients is different: the place of the prefix among others, the rule
+        // that the good client meets, and which lookups the program makes at all.
+        let one = format!(
+            "deny = [\"{deny}\", \"198.51.100.0/24\", \"2001:db8::/32\"]\n[[packet_rules]]\nid = \"one\"\ncidr = \"0.0.0.0/0\"\npackets = {{ rate = \"1000000/s\", burst = 1000000 }}\n"
+        );
+        let two = format!(
+            "deny = [\"203.0.113.0/24\", \"{deny}\"]\nallow = [\"192.0.2.0/24\"]\n[[packet_rules]]\nid = \"two\"\ncidr = \"10.0.0.0/8\"\nbytes = {{ rate = \"1GB/s\", burst = \"1GB\" }}\n"
+        );
+        let setup = Setup::new(&xdp(&net, &[INTERFACE], &format!("mode = \"{mode}\"\n")), &one);
+        let agent = start(&net, &setup);
+        let traffic = PingPong::new(&net);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let (sent, programs) = std::thread::scope(|scope| {
+            let playing = scope.spawn(|| {
+                let mut number = 0;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    traffic.play(number);
+                    number += 1;
+                }
+                number
+            });
+            let programs: BTreeSet<_> = (0..20)
+                .map(|cycle| {
+                    agent.reload(if cycle % 2 == 0 { &two } else { &one });
+                    agent.status()["xdp"]["interfaces"][0]["program_id"].as_u64()
+                })
+                .collect();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            (playing.join().expect("every packet was judged rightly"), programs)
+        });
+        assert_eq!(programs.len(), 20);
+        let status = agent.status();
+        assert!(sent > 1000, "{sent} packets, {mode}");
+        assert_eq!(packets(&status, "drop", "denied"), sent, "{mode}");
+        assert_eq!(packets(&status, "pass", "conforming"), sent, "{mode}");
+        let drops = status["xdp"]["counters"].as_array().expect("counters").iter();
+        assert_eq!(drops.filter(|counter| counter["verdict"] == "drop").count(), 1, "{status}");
+        let series =
+            |rule| format!("limiter_xdp_packets_total{{rule=\"{rule}\",verdict=\"pass\",reason=\"conforming\"}}");
+        assert!(agent.metric(&series("one")) > 0.0 && agent.metric(&series("two")) > 0.0);
+    }
+}
+
+fn program_ids() -> BTreeSet<u32> {
+    loaded_programs().flatten().map(|program| program.id()).collect()
+}
+
+fn maps_of(program: u32) -> BTreeSet<u32> {
+    let program = loaded_programs().flatten().find(|loaded| loaded.id() == program).expect("a program");
+    program.map_ids().expect("maps").expect("a kernel that tells them").into_iter().collect()
+}
+
+/// Half of a hundred cycles in each mode.
+fn fifty_cycles(mode: &str) {
+    const BURST: u64 = 5;
+    let net = TestNet::new();
+    let policy = |cycle: u64| {
+        // Nothing comes back during the test. Both rules are always there, so that the slots are.
+        let limit = |id: &str, cidr: &str| {
+            format!(
+                "[[packet_rules]]\nid = \"{id}\"\ncidr = \"{cidr}\"\npackets = {{ rate = \"1/h\", burst = {BURST} }}\n"
+            )
+        };
+        format!("deny = [\"{}/32\", \"198.51.{cycle}.0/24\"]\n", CLIENT_V4[1])
+            + &limit("limited", "10.203.0.0/24")
+            + &limit("other", "192.0.2.0/24")
+    };
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], &format!("mode = \"{mode}\"\n")), &policy(0));
+    let program = |agent: &Agent<'_>| {
+        let id = agent.status()["xdp"]["interfaces"][0]["program_id"].as_u64().expect("a program");
+        u32::try_from(id).expect("an id")
+    };
+    let link = |program: u32| loaded_links().flatten().find(|link| link.program_id() == program).map(|link| link.id());
+    let pins = || {
+        let version = fs::read_dir(net.pin_dir()).expect("pins").flatten().next().expect("a version").path();
+        let names = fs::read_dir(version).expect("pins").flatten();
+        names.map(|entry| entry.file_name().into_string().expect("text")).collect::<BTreeSet<_>>()
+    };
+    let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(GATEWAY_V4, 80))).expect("a socket");
+    let [limited, denied] =
+        net.client(|| CLIENT_V4.map(|address| UdpSocket::bind(SocketAddr::new(address, 0)).expect("a socket")));
+    let send = |socket: &UdpSocket| socket.send_to(b"x", SocketAddr::new(GATEWAY_V4, 80)).expect("sent");
+
+    let mut agent = start(&net, &setup);
+    let mut program_now = program(&agent);
+    let (link_id, pinned) = (link(program_now), pins());
+    assert!(link_id.is_some() && !pinned.iter().any(|pin| pin.ends_with("-next")), "{pinned:?}");
+    for _ in 0..20 {
+        send(&limited);
+    }
+    sink.set_read_timeout(Some(WAIT)).expect("a timeout");
+    for _ in 0..BURST {
+        sink.recv(&mut [0; 8]).expect("a packet of the burst");
+    }
+    sink.set_nonblocking(true).expect("not blocking");
+
+    let mut ours = BTreeSet::from([program_now]);
+    let mut maps = maps_of(program_now);
+    let (mut sent_denied, mut sent_limited) = (0, 20);
+    for cycle in 1..=50 {
+        setup.replace("policy.toml", &policy(cycle));
+        let before = program_ids();
+        agent.hang_up();
+        match cycle % 3 {
+            0 => {
+                until("it is in force", START, || (agent.reloads("ok") == 1.0).then_some(()));
+                ours.insert(program(&agent));
+            }
+            // While maps are filled, the program exchanged, pins renamed.
+            1 => until("a program is loaded", START, || (!program_ids().is_subset(&before)).then_some(())),
+            _ => {}
+        }
+        agent.kill();
+        send(&denied);
+        send(&limited);
+        agent = start(&net, &setup);
+        send(&denied);
+        send(&limited);
+        (sent_denied, sent_limited) = (sent_denied + 2, sent_limited + 2);
+        program_now = program(&agent);
+        ours.insert(program_now);
+        maps.extend(maps_of(program_now));
+        assert_eq!(link(program_now), link_id, "cycle {cycle}: the same link");
+        assert_eq!(pins(), pinned, "cycle {cycle}");
+    }
+    until("the packets are through", WAIT, || {
+        let status = agent.status();
+        (packets(&status, "drop", "denied") == sent_denied
+            && packets(&status, "drop", "rate_limited_packets") == sent_limited - BURST)
+            .then_some(())
+    });
+    assert!(sink.recv(&mut [0; 8]).is_err(), "no gap, and no bucket was refilled");
+    until("of all programs the last is left", WAIT, || {
+        let left: Vec<_> = program_ids().intersection(&ours).copied().collect();
+        (left == [program_now]).then_some(())
+    });
+    let last = maps_of(program_now);
+    let loaded = || loaded_maps().flatten().map(|map| map.id()).collect::<BTreeSet<_>>();
+    until("and its maps", WAIT, || (loaded().intersection(&maps).all(|map| last.contains(map))).then_some(()));
+    agent.kill();
+    assert!(net.gateway(|| setup.run(&["unpin"])).status.success());
+    until("everything is gone", WAIT, || {
+        (!program_ids().contains(&program_now) && loaded().is_disjoint(&maps)).then_some(())
+    });
+    assert!(!net.pin_dir().exists());
+}
+
+#[test]
+fn fifty_kills_restarts_and_reloads_in_native_mode_open_no_gap_and_leak_nothing() {
+    fifty_cycles("native");
+}
+
+#[test]
+fn fifty_kills_restarts_and_reloads_in_generic_mode_open_no_gap_and_leak_nothing() {
+    fifty_cycles("generic");
+}
+
+#[test]
+fn interfaces_are_added_and_removed_with_a_restart() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), "");
+    let mut agent = start(&net, &setup);
+    for interfaces in [&[INTERFACE, SECOND_INTERFACE][..], &[SECOND_INTERFACE], &[INTERFACE]] {
+        setup.configure(&xdp(&net, interfaces, ""));
+        assert!(agent.stop().success());
+        agent = start(&net, &setup);
+        let listed = agent.status()["xdp"]["interfaces"].as_array().expect("interfaces").clone();
+        assert_eq!(listed.iter().map(|interface| &interface["name"]).collect::<Vec<_>>(), interfaces);
+        for interface in [INTERFACE, SECOND_INTERFACE] {
+            let attached = net.gateway(|| xdp_of(interface)).is_some();
+            assert_eq!(attached, interfaces.contains(&interface), "{interface} of {interfaces:?}");
+        }
+    }
+}
+
+#[test]
+fn an_interface_that_comes_back_is_limited_again() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE, SECOND_INTERFACE], ""), "");
+    let agent = start(&net, &setup);
+    let missing = || agent.status()["xdp"]["missing"].clone();
+    assert_eq!(missing(), json!([]));
+    let attached = || net.gateway(|| xdp_of(SECOND_INTERFACE));
+
+    net.gateway(|| ip(&format!("link delete {SECOND_INTERFACE}")));
+    until("it is missed", WAIT, || (missing()[0]["name"] == SECOND_INTERFACE).then_some(()));
+    agent.reload("deny = [\"198.51.100.0/24\"]\n");
+    let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
+    assert!(shown.contains(&format!("interface {SECOND_INTERFACE}: nothing is limited there")), "{shown}");
+    net.gateway(|| ip(&format!("link add {SECOND_INTERFACE} type veth peer name cl1")));
+    until("it is limited again", WAIT, || attached().filter(|_| missing() == json!([])));
+    let program = |interface: &str| net.gateway(|| xdp_of(interface)).expect("attached")["prog"]["id"].clone();
+    assert_eq!(program(SECOND_INTERFACE), program(INTERFACE), "with the policy in force");
+
+    // Gone and back between two looks.
+    net.gateway(|| ip(&format!("link delete {SECOND_INTERFACE}")));
+    net.gateway(|| ip(&format!("link add {SECOND_INTERFACE} type veth peer name cl1")));
+    until("a new one of the same name is limited", WAIT, attached);
+
+    // Back with somebody else's program.
+    net.gateway(|| ip(&format!("link delete {SECOND_INTERFACE}")));
+    net.gateway(|| ip("link add other0 type veth peer name cl1"));
+    let pins = TestPins::new();
+    let mut world = World::new();
+    world.config.interfaces = vec!["other0".to_owned()];
+    world.config.pin_dir = pins.path().to_owned();
+    let foreign = net.gateway(|| KernelDataplane::start(xdp_object(), world.config, &world.policy, world.tuning));
+    let id = net.gateway(|| xdp_of("other0")).expect("attached")["prog"]["id"].clone();
+    net.gateway(|| ip(&format!("link set other0 name {SECOND_INTERFACE}")));
+    let holder = format!("another XDP program (\"limiter\", id {id}) is attached there");
+    until("the other program is named", WAIT, || {
+        missing()[0]["reason"].as_str().filter(|reason| reason.contains(&holder)).map(|_| ())
+    });
+    drop(foreign.expect("the other program"));
+    drop(pins);
+    until("it is limited when the other is gone", WAIT, || (missing() == json!([])).then_some(()));
+
+    let log = setup.log();
+    let said = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+    assert!((1..=3).contains(&said("is gone")), "each time once, unless it was back too soon to see: {log}");
+    assert_eq!(said("nothing is limited on"), 1, "{log}");
+}
