@@ -172,7 +172,7 @@ fn api_keys_follow_the_policy() {
     until("a plan that a key has cannot go", WAIT, || (agent.reloads("invalid") == 1.0).then_some(()));
     let error = agent.status()["policy"]["error"].to_string();
     assert!(error.contains("keys.toml") && error.contains("no plan \\\"pro\\\""), "{error}");
-    setup.replace("keys.toml", "");
+    setup.replace("keys.toml", "# none\n");
     until("the policy is tried again with other keys", WAIT, || (agent.reloads("ok") == 2.0).then_some(()));
 }
 

@@ -160,9 +160,13 @@ fn a_flood_of_new_sources_stays_limited_and_memory_bounded() {
     // The bucket of the heavy source has outlived the flood: five packets are left of its burst.
     loaded.dataplane.test_run(&heavy, 100).expect("run the program");
     assert_eq!(loaded.packets(Verdict::Pass(PassReason::Conforming)) - 5 - passed, BURST - 5);
-    // A good client in a quiet neighbourhood is new as well, and loses nothing.
-    let (verdict, _) = loaded.judge(&Packet::udp("203.0.113.1", 443).build());
-    assert_eq!(verdict, Verdict::Pass(PassReason::Conforming));
+    // Good clients in quiet neighbourhoods are new as well, and lose nothing, but for the few whose neighbourhood shares
+    // its bucket with one of the hundred: a chance of 1 in 160 for each.
+    let quiet = (0..20).filter(|neighbourhood| {
+        let (verdict, _) = loaded.judge(&Packet::udp(&format!("203.0.{neighbourhood}.1"), 443).build());
+        verdict == Verdict::Pass(PassReason::Conforming)
+    });
+    assert!(quiet.count() >= 15);
 }
 
 #[test]
