@@ -21,3 +21,4 @@ pub mod sliding_window;
 pub mod stats;
 pub mod time;
 pub mod verdict;
+pub mod walk;

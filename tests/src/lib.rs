@@ -1,6 +1,7 @@
 //! The harness: starts real programs, and drives them with real traffic in network namespaces.
 
 pub mod agent;
+pub mod bench;
 pub mod demo;
 pub mod eventually;
 pub mod fixture;

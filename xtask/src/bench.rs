@@ -1,11 +1,11 @@
-//! `cargo xtask bench NAME`: one benchmark, with the agent and the XDP object built and named to it.
+//! `cargo xtask bench NAME`: one benchmark, with the agent and the XDP objects built and named to it.
 
 use std::{ffi::OsString, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    build, privilege, process,
+    bpf, build, privilege, process,
     setup::{self, Requirement},
     test,
     workspace::Workspace,
@@ -24,9 +24,11 @@ pub(crate) fn run(workspace: &Workspace, name: Option<&str>, arguments: &[OsStri
     }
     privilege::require_root("bench")?;
     setup::ensure(&Requirement::TESTS)?;
+    setup::ensure(&Requirement::BENCHES)?;
     build::build(workspace)?;
     let mut cargo = workspace.cargo();
     cargo.args(["bench", "--package", "limiter-tests", "--bench", name, "--"]).args(arguments);
+    cargo.env("LIMITER_BENCH_OBJECT", bpf::build_bench(workspace)?);
     process::run(test::with_environment(workspace, &mut cargo), &format!("run the benchmark {name}"))
 }
 

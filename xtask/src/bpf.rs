@@ -4,13 +4,15 @@ mod compiler;
 pub(crate) mod linker;
 pub(crate) mod toolchain;
 
-use std::{env, ffi::OsString, fs, process::Command};
+use std::{env, ffi::OsString, fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::{bpf::toolchain::BpfToolchain, process, workspace::Workspace};
 
 const PACKAGE: &str = "limiter-ebpf";
+/// The binary of that package that benchmarks use.
+const BENCH: &str = "limiter-bench";
 const TARGET: &str = "bpfel-unknown-none";
 
 /// Builds the XDP object and puts it at `Workspace::bpf_object`.
@@ -21,18 +23,26 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     keep_object(workspace)
 }
 
+/// Builds the programs that benchmarks measure with, and tells where they are.
+pub(crate) fn build_bench(workspace: &Workspace) -> Result<PathBuf> {
+    let toolchain = toolchain::find()?;
+    let operation = format!("build the programs of the benchmarks with {toolchain}");
+    process::run(cargo(workspace, &toolchain, "build")?.args(["--bin", BENCH]), &operation)?;
+    Ok(built(workspace, BENCH))
+}
+
 /// The same build with every warning of the XDP crate an error: with clippy where the toolchain has it (Debian's has not).
 pub(crate) fn lint(workspace: &Workspace) -> Result<()> {
     let toolchain = toolchain::find()?;
-    let operation = format!("check the XDP program with {toolchain}");
-    let mut command = if toolchain.has_clippy() {
-        cargo(workspace, &toolchain, "clippy")?
-    } else {
-        // `cargo rustc` gives the flag to the last crate only. In RUSTFLAGS it would rebuild `core` each time
-        // lint and build take turns.
-        cargo(workspace, &toolchain, "rustc")?
-    };
-    process::run(command.args(["--bin", PACKAGE, "--", "-Dwarnings"]), &operation)
+    // `cargo rustc` gives the flag to the last crate only. In RUSTFLAGS it would rebuild `core` each time lint and
+    // build take turns.
+    let subcommand = if toolchain.has_clippy() { "clippy" } else { "rustc" };
+    for binary in [PACKAGE, BENCH] {
+        let mut command = cargo(workspace, &toolchain, subcommand)?;
+        let operation = format!("check {binary} with {toolchain}");
+        process::run(command.args(["--bin", binary, "--", "-Dwarnings"]), &operation)?;
+    }
+    Ok(())
 }
 
 fn cargo(workspace: &Workspace, toolchain: &BpfToolchain, subcommand: &str) -> Result<Command> {
@@ -70,8 +80,12 @@ fn rustflags(toolchain: &BpfToolchain, host_arch: &str) -> Result<OsString> {
     Ok(flags.join(&OsString::from("\x1f")))
 }
 
+fn built(workspace: &Workspace, binary: &str) -> PathBuf {
+    workspace.target().join("bpf").join(TARGET).join("release").join(binary)
+}
+
 fn keep_object(workspace: &Workspace) -> Result<()> {
-    let built = workspace.target().join("bpf").join(TARGET).join("release").join(PACKAGE);
+    let built = built(workspace, PACKAGE);
     let kept = workspace.bpf_object();
     let object = fs::read(&built).with_context(|| format!("read the XDP object {}", built.display()))?;
     // An unchanged file keeps its time stamp, so that the agent is not built again for nothing.

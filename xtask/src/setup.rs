@@ -18,17 +18,35 @@ pub(crate) enum Requirement {
     RedisServer,
     Ip,
     Curl,
+    XdpFilter,
+    Nft,
+    Iptables,
+    Wrk,
     Nextest,
     Deny,
 }
 
 impl Requirement {
-    const ALL: [Self; 7] =
-        [Self::BpfToolchain, Self::Bpffs, Self::RedisServer, Self::Ip, Self::Curl, Self::Nextest, Self::Deny];
+    const ALL: [Self; 11] = [
+        Self::BpfToolchain,
+        Self::Bpffs,
+        Self::RedisServer,
+        Self::Ip,
+        Self::Curl,
+        Self::XdpFilter,
+        Self::Nft,
+        Self::Iptables,
+        Self::Wrk,
+        Self::Nextest,
+        Self::Deny,
+    ];
 
     /// What `cargo xtask test` needs.
     pub(crate) const TESTS: [Self; 6] =
         [Self::BpfToolchain, Self::Bpffs, Self::RedisServer, Self::Ip, Self::Curl, Self::Nextest];
+
+    /// What `cargo xtask bench` needs beside that: the programs to compare with.
+    pub(crate) const BENCHES: [Self; 4] = [Self::XdpFilter, Self::Nft, Self::Iptables, Self::Wrk];
 
     fn row(self) -> Row {
         match self {
@@ -37,6 +55,10 @@ impl Requirement {
             Self::RedisServer => Row::required(Program { name: "redis-server", package: "redis-server" }),
             Self::Ip => Row::required(Program { name: "ip", package: "iproute2" }),
             Self::Curl => Row::required(Program { name: "curl", package: "curl" }),
+            Self::XdpFilter => Row::for_benches(Program { name: "xdp-filter", package: "xdp-tools" }),
+            Self::Nft => Row::for_benches(Program { name: "nft", package: "nftables" }),
+            Self::Iptables => Row::for_benches(Program { name: "iptables", package: "iptables" }),
+            Self::Wrk => Row::for_benches(Program { name: "wrk", package: "wrk" }),
             // `cargo test` runs the same tests.
             Self::Nextest => Row {
                 item: Box::new(CargoTool { name: "cargo-nextest", version: "0.9.143" }),
@@ -69,6 +91,10 @@ struct Row {
 impl Row {
     fn required(item: impl Item + 'static) -> Self {
         Self { item: Box::new(item), need: Need::Required }
+    }
+
+    fn for_benches(item: impl Item + 'static) -> Self {
+        Self { item: Box::new(item), need: Need::OnDemand { by: "cargo xtask bench" } }
     }
 }
 

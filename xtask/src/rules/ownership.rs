@@ -23,6 +23,7 @@ const WORDS: &[Word] = &[
         within: "",
         owners: &[
             "limiter-common/src/pod.rs",
+            "limiter-ebpf/src/bench.rs",
             "limiter-ebpf/src/clock.rs",
             "limiter-ebpf/src/globals.rs",
             "limiter-ebpf/src/main.rs",
