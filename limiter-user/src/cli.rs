@@ -48,9 +48,9 @@ pub enum Command {
     Validate(ConfigArg),
     /// Show interfaces, counters, store and nodes of the running agent.
     Status(StatusArgs),
-    /// Ask the running agent about a request, as a gateway would.
+    /// Ask the running agent about a request, as a gateway would; ends with 0 whatever the answer.
     Check(CheckArgs),
-    /// Drop packets from a prefix.
+    /// Drop packets from a prefix to the protected ports.
     Block(PrefixForArgs),
     /// Pass packets from a prefix, whatever the limits say.
     Allow(PrefixForArgs),
@@ -60,7 +60,7 @@ pub enum Command {
     Unallow(PrefixArgs),
     /// Make and list API keys.
     Keys(KeysArgs),
-    /// Detach the XDP program and remove everything that is pinned.
+    /// Detach the XDP program and remove everything that is pinned; stop the agent first.
     Unpin(ConfigArg),
 }
 
@@ -84,7 +84,7 @@ pub struct StatusArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub config: ConfigArg,
-    /// API key that the request presents.
+    /// API key that the request presents; without one, --user or --ip is needed.
     #[arg(long, value_name = "KEY", required_unless_present_any = ["ip", "user"])]
     pub key: Option<String>,
     /// User that the gateway has authenticated itself.

@@ -59,7 +59,7 @@ enum Socket {
 
 /// A socket that cannot be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("binding {key} = \"{address}\": {source}{remedy}")]
+#[error("binding {key} = \"{address}\"{remedy}")]
 pub struct BindError {
     key: &'static str,
     address: Listen,
