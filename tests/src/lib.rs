@@ -5,6 +5,7 @@ pub mod bench;
 pub mod demo;
 pub mod eventually;
 pub mod fixture;
+pub mod frames;
 pub mod gateway;
 pub mod http;
 pub mod ip;

@@ -22,12 +22,14 @@ pub(crate) enum Requirement {
     Nft,
     Iptables,
     Wrk,
+    Qemu,
     Nextest,
+    Fuzz,
     Deny,
 }
 
 impl Requirement {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 13] = [
         Self::BpfToolchain,
         Self::Bpffs,
         Self::RedisServer,
@@ -37,7 +39,9 @@ impl Requirement {
         Self::Nft,
         Self::Iptables,
         Self::Wrk,
+        Self::Qemu,
         Self::Nextest,
+        Self::Fuzz,
         Self::Deny,
     ];
 
@@ -59,10 +63,18 @@ impl Requirement {
             Self::Nft => Row::for_benches(Program { name: "nft", package: "nftables" }),
             Self::Iptables => Row::for_benches(Program { name: "iptables", package: "iptables" }),
             Self::Wrk => Row::for_benches(Program { name: "wrk", package: "wrk" }),
+            Self::Qemu => Row {
+                item: Box::new(Program { name: "qemu-system-x86_64", package: "qemu-system-x86" }),
+                need: Need::OnDemand { by: "cargo xtask vm-test" },
+            },
             // `cargo test` runs the same tests.
             Self::Nextest => Row {
                 item: Box::new(CargoTool { name: "cargo-nextest", version: "0.9.143" }),
                 need: Need::Optional { without: "tests run with `cargo test`, which ends no test that hangs" },
+            },
+            Self::Fuzz => Row {
+                item: Box::new(CargoTool { name: "cargo-fuzz", version: "0.13.2" }),
+                need: Need::OnDemand { by: "cargo xtask fuzz" },
             },
             // Takes minutes to build, so only `ci`, the one command that uses it, installs it.
             Self::Deny => Row {
