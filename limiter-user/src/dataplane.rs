@@ -12,8 +12,11 @@ mod kernel;
 mod link_state;
 mod loader;
 mod maps;
+mod migrate;
 mod pins;
+mod raw_map;
 mod slots;
+mod unpin;
 
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
@@ -24,11 +27,11 @@ use crate::policy::Policy;
 
 pub use self::{
     acl::canonical,
-    config::{DataplaneConfig, OnExit, Protect, Transport, Tuning, XdpMode},
+    config::{DataplaneConfig, OnExit, Protect, Schema, Transport, Tuning, XdpMode},
     error::{DataplaneError, ErrorKind},
     kernel::{KernelDataplane, TestRun},
     loader::embedded_object,
-    pins::{Unpinned, unpin},
+    unpin::{Unpinned, lock_idle, unpin},
 };
 
 /// Whether sources in a prefix are passed or dropped.

@@ -1,7 +1,7 @@
 //! Putting a program in force on interfaces: new links for new interfaces, an exchange in one step behind the links
 //! that are pinned. What has been done can be taken back.
 
-use std::sync::Arc;
+use std::{fs, path::PathBuf, sync::Arc};
 
 use aya::programs::{
     ProgramError, Xdp, XdpMode as KernelMode,
@@ -15,7 +15,8 @@ use super::{
     AttachedMode, DataplaneError, XdpMode,
     error::{Source, chain, errno, is_permission},
     link_state,
-    pins::{self, LinkPin, PinDir, pin_error},
+    pins::{LinkPin, PinDir, pin_error},
+    unpin,
 };
 
 /// An interface of the configuration.
@@ -160,7 +161,7 @@ fn attach_again(
         return Ok(gone(interface));
     }
     if let Some(dead) = dead {
-        pins::detach(dead)?;
+        unpin::detach(dead)?;
     }
     match attach_one(program, interface, mode, pins) {
         Ok(link) => {
@@ -182,7 +183,7 @@ fn gone(interface: &str) -> InterfaceState {
 
 /// Detaches from every interface that is pinned here and not `wanted`.
 pub(super) fn detach_others(wanted: &[String], pins: &PinDir) -> Result<(), DataplaneError> {
-    pins.links()?.iter().filter(|link| !wanted.contains(&link.interface)).try_for_each(pins::detach)
+    pins.links()?.iter().filter(|link| !wanted.contains(&link.interface)).try_for_each(unpin::detach)
 }
 
 /// What a start does on an interface.
@@ -218,7 +219,7 @@ impl Step<'_> {
                     "{interface} changes from {} mode: nothing is limited there for a moment",
                     link.mode.as_str(),
                 );
-                pins::detach(link)?;
+                unpin::detach(link)?;
                 undo.detached.push(link.clone());
                 attach_new(program, interface, mode, pins, undo)
             }
@@ -229,7 +230,7 @@ impl Step<'_> {
             Self::Exchange(_) if require_interface(interface).is_err() => Ok(gone(interface)),
             // The pin is of an interface that is gone, and whose name is another one's.
             Self::Exchange(link) => {
-                pins::detach(link)?;
+                unpin::detach(link)?;
                 attach_new(program, interface, mode, pins, undo)
             }
         }
@@ -264,6 +265,8 @@ pub(super) struct Undo {
     attached: Vec<LinkPin>,
     detached: Vec<LinkPin>,
     exchanged: Vec<LinkPin>,
+    /// Where pins are now, and where they were.
+    moved: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Undo {
@@ -277,12 +280,30 @@ impl Undo {
                 })
                 .ok()
         });
-        Self { pins: pins.clone(), previous, attached: Vec::new(), detached: Vec::new(), exchanged: Vec::new() }
+        Self { pins: pins.clone(), previous, attached: Vec::new(), detached: Vec::new(), exchanged: Vec::new(), moved: Vec::new() }
+    }
+
+    /// Moves links whose program was exchanged, and which are pinned under an older schema, to the present one.
+    pub(super) fn move_links(&mut self) -> Result<(), DataplaneError> {
+        for link in &self.exchanged {
+            let path = self.pins.link(link.mode, &link.interface);
+            if path == link.path {
+                continue;
+            }
+            fs::rename(&link.path, &path).map_err(|source| pin_error("move the pin", link.path.clone(), source))?;
+            self.moved.push((path, link.path.clone()));
+        }
+        Ok(())
     }
 
     pub(super) fn undo(&mut self) {
+        for (now, before) in self.moved.drain(..) {
+            if let Err(error) = fs::rename(&now, &before) {
+                tracing::error!(target: "limiter::dataplane", %error, "could not move {} back", now.display());
+            }
+        }
         for link in self.attached.drain(..) {
-            if let Err(error) = pins::detach(&link) {
+            if let Err(error) = unpin::detach(&link) {
                 tracing::error!(target: "limiter::dataplane", %error, "could not detach from {} again", link.interface);
             }
         }
@@ -302,7 +323,7 @@ impl Undo {
             }
         }
         for link in self.detached.drain(..) {
-            if let Err(error) = attach_in(previous, &link.interface, link.mode, &self.pins) {
+            if let Err(error) = attach_at(previous, &link.interface, link.mode, link.path.clone()) {
                 tracing::error!(target: "limiter::dataplane", %error, "could not attach to {} again", link.interface);
             }
         }
@@ -346,6 +367,15 @@ fn attach_one(program: &mut Xdp, interface: &str, mode: XdpMode, pins: &PinDir) 
 }
 
 fn attach_in(program: &mut Xdp, interface: &str, mode: AttachedMode, pins: &PinDir) -> Result<LinkPin, DataplaneError> {
+    attach_at(program, interface, mode, pins.link(mode, interface))
+}
+
+fn attach_at(
+    program: &mut Xdp,
+    interface: &str,
+    mode: AttachedMode,
+    path: PathBuf,
+) -> Result<LinkPin, DataplaneError> {
     let flags = match mode {
         AttachedMode::Native => KernelMode::Driver,
         AttachedMode::Generic => KernelMode::Skb,
@@ -354,7 +384,6 @@ fn attach_in(program: &mut Xdp, interface: &str, mode: AttachedMode, pins: &PinD
     let link = program.take_link(id).map_err(|error| link_error("keep", interface, error))?;
     // Kernels before 5.9 have no XDP links; dropped here, the program is detached again.
     let link = FdLink::try_from(link).map_err(|error| link_error("pin", interface, error))?;
-    let path = pins.link(mode, interface);
     match link.pin(&path) {
         Ok(pinned) => drop(pinned),
         Err(aya::pin::PinError::SyscallError(error)) => return Err(pin_error("pin", path, error.io_error)),
@@ -419,5 +448,5 @@ pub(super) fn program_behind(link: &LinkPin) -> Result<u32, DataplaneError> {
 
 /// Detaches from every interface that is pinned here.
 pub(super) fn detach_all(pins: &PinDir) -> Result<(), DataplaneError> {
-    pins.links()?.iter().try_for_each(pins::detach)
+    pins.links()?.iter().try_for_each(unpin::detach)
 }

@@ -51,8 +51,15 @@ pub enum DataplaneError {
     #[error("the object has no {what}; it is of another version of the agent")]
     Object { what: &'static str },
 
-    #[error("pinned maps in {} use schema {pinned}, this agent needs {ours}: run \"limiter unpin\" first", path.display())]
+    #[error(
+        "pinned maps in {} use schema {pinned}, this agent needs {ours}: run \"limiter unpin\" first, which detaches, or start an agent of schema {pinned} again", path.display()
+    )]
     SchemaVersion { path: PathBuf, pinned: String, ours: u32 },
+
+    #[error(
+        "take over the pins of schema {pinned} for schema {ours}: {source}; nothing has changed; run \"limiter unpin\" first, which detaches, or start an agent of schema {pinned} again"
+    )]
+    Migration { pinned: u32, ours: u32, source: Box<DataplaneError> },
 
     #[error("pinned map {map} has {what} {pinned}, this agent needs {ours}: run \"limiter unpin\" first")]
     MapMismatch { map: &'static str, what: &'static str, pinned: String, ours: String },
@@ -103,6 +110,7 @@ impl DataplaneError {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Permission { .. } => ErrorKind::Permission,
+            Self::Migration { source, .. } => source.kind(),
             Self::NoObject
             | Self::Busy { .. }
             | Self::NotSupported { .. }

@@ -73,8 +73,9 @@ impl KernelDataplane {
     ) -> Result<Self, DataplaneError> {
         let object = object.into();
         let rules = Arc::new(compile::compile(&policy.packet_rules)?);
-        let (pins, created) = PinDir::prepare(&config.pin_dir)?;
+        let (pins, created) = PinDir::prepare(&config.pin_dir, tuning.schema)?;
         let lock = pins.lock()?;
+        let _older = pins.lock_older()?;
         let acl = Acl::new(&policy.allow, &policy.deny, maps::read_operators(&pins)?, ktime());
         let plan = Plan { object: &object, config: &config, tuning: &tuning, rules: &rules, acl: &acl, slots: None };
         let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
@@ -143,7 +144,8 @@ impl KernelDataplane {
         acl: Acl,
     ) -> Result<(), DataplaneError> {
         let slots = self.state.write().reserve_slots(&rules)?;
-        let (pins, created) = PinDir::prepare(&self.config.pin_dir)?;
+        let (mut pins, created) = PinDir::prepare(&self.config.pin_dir, self.tuning.schema)?;
+        pins.forget_older();
         let Self { object, config, tuning, .. } = self;
         let plan = Plan { object, config, tuning, rules: &rules, acl: &acl, slots: Some(&slots) };
         let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
