@@ -10,6 +10,8 @@ pub mod http;
 pub mod ip;
 pub mod netns;
 pub mod object;
+pub mod older;
 pub mod packet;
 pub mod redis_server;
+pub mod traffic;
 pub mod vectors;

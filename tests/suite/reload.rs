@@ -1,4 +1,4 @@
-//! A policy that changes while the agent runs, through the real binary.
+//! A policy and a configuration that change while the agent runs, through the real binary.
 
 use std::{
     collections::BTreeSet,
@@ -16,6 +16,7 @@ use limiter_tests::{
     agent::{Agent, START, Setup},
     eventually::until,
     fixture::World,
+    http,
     ip::{ip, xdp_of},
     netns::{CLIENT_V4, GATEWAY_V4, INTERFACE, SECOND_INTERFACE, TestNet, TestPins},
     object::xdp_object,
@@ -467,6 +468,182 @@ fn interfaces_are_added_and_removed_with_a_restart() {
     }
 }
 
+fn links_of(program: u64) -> usize {
+    loaded_links().flatten().filter(|link| u64::from(link.program_id()) == program).count()
+}
+
+fn link_pins(net: &TestNet) -> Vec<String> {
+    let versions = fs::read_dir(net.pin_dir()).into_iter().flatten().flatten();
+    let pins = versions.flat_map(|version| fs::read_dir(version.path()).into_iter().flatten().flatten());
+    let names = pins.map(|pin| pin.file_name().into_string().expect("text"));
+    let mut links: Vec<_> = names.filter(|name| name.starts_with("link-")).collect();
+    links.sort();
+    links
+}
+
+#[test]
+fn interfaces_are_added_and_removed_by_a_reload_and_the_others_never_go_without() {
+    for mode in ["native", "generic"] {
+        let net = TestNet::new();
+        let policy = format!("deny = [\"{}/32\"]\n", CLIENT_V4[1]);
+        let settings = format!("mode = \"{mode}\"\n");
+        let with = |interfaces: &[&str]| xdp(&net, interfaces, &settings);
+        let setup = Setup::new(&with(&[INTERFACE]), &policy);
+        let agent = start(&net, &setup);
+        let traffic = PingPong::new(&net);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let sent = std::thread::scope(|scope| {
+            let playing = scope.spawn(|| {
+                let mut number = 0;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    traffic.play(number);
+                    number += 1;
+                }
+                number
+            });
+            for _ in 0..5 {
+                for interfaces in [&[SECOND_INTERFACE, INTERFACE][..], &[INTERFACE]] {
+                    setup.configure(&with(interfaces));
+                    agent.reload(&policy);
+                    let listed = agent.status()["xdp"]["interfaces"].as_array().expect("interfaces").clone();
+                    assert_eq!(listed.iter().map(|interface| &interface["name"]).collect::<Vec<_>>(), interfaces);
+                    let program = listed[0]["program_id"].as_u64().expect("an id");
+                    assert!(listed.iter().all(|interface| interface["program_id"] == program), "{listed:?}");
+                    let second = net.gateway(|| xdp_of(SECOND_INTERFACE));
+                    assert_eq!(second.is_some(), interfaces.contains(&SECOND_INTERFACE));
+                    let mut expected: Vec<_> = interfaces.iter().map(|name| format!("link-{mode}-{name}")).collect();
+                    expected.sort();
+                    assert_eq!((link_pins(&net), links_of(program)), (expected, interfaces.len()));
+                }
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            playing.join().expect("no packet passed that was to be dropped, and none was dropped that was to pass")
+        });
+        let status = agent.status();
+        assert!(sent > 100, "{sent} packets, {mode}");
+        assert_eq!(packets(&status, "drop", "denied"), sent, "{mode}: not one without the program");
+    }
+}
+
+#[test]
+fn all_interfaces_can_be_removed_and_added_again() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), "");
+    let agent = start(&net, &setup);
+    for interfaces in [&[][..], &[SECOND_INTERFACE], &[INTERFACE, SECOND_INTERFACE]] {
+        setup.configure(&xdp(&net, interfaces, ""));
+        agent.reload("");
+        for interface in [INTERFACE, SECOND_INTERFACE] {
+            assert_eq!(net.gateway(|| xdp_of(interface)).is_some(), interfaces.contains(&interface), "{interface}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_configuration_changes_nothing_and_says_everything() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), "");
+    let agent = start(&net, &setup);
+    let pins = TestPins::new();
+    let mut foreign = World::new();
+    foreign.config.interfaces = vec!["other0".to_owned()];
+    foreign.config.pin_dir = pins.path().to_owned();
+    net.gateway(|| ip("link add other0 type veth peer name other1"));
+    let foreign = net.gateway(|| KernelDataplane::start(xdp_object(), foreign.config, &foreign.policy, foreign.tuning));
+    let before = net.gateway(|| [INTERFACE, SECOND_INTERFACE, "other0"].map(xdp_of));
+    let mistakes = xdp(&net, &[INTERFACE, SECOND_INTERFACE], "mod = 1\n[push]\nmax_block = \"x\"\n");
+    for (configuration, result, says) in [
+        (mistakes, "invalid", &["limiter.toml", "xdp.mod", "push.max_block"][..]),
+        ("[[xdp]\n".to_owned(), "invalid", &["limiter.toml:"]),
+        // After one that could be added.
+        (xdp(&net, &[SECOND_INTERFACE, "nope0"], ""), "invalid", &["attach to nope0: there is no such interface"]),
+        (xdp(&net, &[INTERFACE, SECOND_INTERFACE, "other0"], ""), "failed", &["attach to other0: another XDP program"]),
+    ] {
+        setup.configure(&configuration);
+        let count = agent.reloads(result);
+        agent.hang_up();
+        until("it is refused", WAIT, || (agent.reloads(result) > count).then_some(()));
+        let error = agent.status()["policy"]["error"].to_string();
+        for word in says {
+            assert!(error.contains(word), "{word}: {error}");
+            assert!(setup.log().contains(word), "{word}: {}", setup.log());
+        }
+        assert_eq!(net.gateway(|| [INTERFACE, SECOND_INTERFACE, "other0"].map(xdp_of)), before, "{configuration}");
+        assert_eq!(link_pins(&net).len(), 1, "{configuration}");
+    }
+    drop(foreign.expect("the other program"));
+    setup.configure(&xdp(&net, &[INTERFACE], ""));
+    agent.reload("");
+    assert_eq!(agent.status()["policy"]["error"], Value::Null);
+}
+
+#[test]
+fn settings_take_effect_by_a_reload_or_are_said_to_need_a_restart() {
+    let net = TestNet::new();
+    let policy = format!("deny = [\"{}/32\"]\n", CLIENT_V4[1]);
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), &policy);
+    let agent = start(&net, &setup);
+    let traffic = PingPong::new(&net);
+    traffic.play(1);
+    setup.configure(&xdp(&net, &[INTERFACE], "on_exit = \"detach\"\n").replace("udp/80", "udp/81"));
+    agent.reload(&policy);
+    traffic.bad.send_to(b"passes", SocketAddr::new(GATEWAY_V4, 80)).expect("sent");
+    let mut buffer = [0; 16];
+    let len = traffic.sink.recv(&mut buffer).expect("a packet to a port that is not protected any more");
+    assert_eq!(&buffer[..len], b"passes");
+    assert_eq!(agent.status()["policy"]["needs_restart"], json!([]));
+
+    let other = xdp(&net, &[INTERFACE], "mode = \"generic\"\non_exit = \"detach\"\n").replace("1024", "2048");
+    setup.configure(&(other + "[push]\nafter_denials = 77\n"));
+    agent.reload(&policy);
+    let needed = json!(["xdp.mode", "xdp.max_sources", "push.after_denials"]);
+    assert_eq!(agent.status()["policy"]["needs_restart"], needed);
+    let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
+    for setting in needed.as_array().expect("a list").iter().filter_map(Value::as_str) {
+        assert!(setup.log().contains(&format!("{setting} has changed in the configuration, which needs a restart")));
+        assert!(shown.contains(setting), "{shown}");
+    }
+    assert_eq!(agent.status()["xdp"]["interfaces"][0]["mode"], "native", "and have not taken effect");
+    setup.configure(&xdp(&net, &[INTERFACE], "on_exit = \"detach\"\n"));
+    agent.reload(&policy);
+    assert_eq!(agent.status()["policy"]["needs_restart"], json!([]), "taken back");
+    assert!(agent.stop().success());
+    assert_eq!(net.gateway(|| xdp_of(INTERFACE)), None, "on_exit is what it was changed to");
+}
+
+#[test]
+fn a_packet_layer_that_was_off_at_the_start_is_said_to_need_a_restart() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[], ""), "");
+    let agent = start(&net, &setup);
+    setup.configure(&xdp(&net, &[INTERFACE], ""));
+    agent.reload("");
+    assert_eq!(agent.status()["policy"]["needs_restart"], json!(["xdp.interfaces"]));
+    assert_eq!(net.gateway(|| xdp_of(INTERFACE)), None);
+}
+
+#[test]
+fn unpin_is_refused_while_an_agent_runs_unless_it_is_forced() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), "");
+    let agent = start(&net, &setup);
+    let unpin = |arguments: &[&str]| {
+        let output = net.gateway(|| setup.run(arguments));
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"), output.stderr)
+    };
+    let (code, _, says) = unpin(&["unpin"]);
+    let says = String::from_utf8(says).expect("text");
+    assert_eq!(code, Some(69), "{says}");
+    assert!(says.contains("an agent runs on") && says.contains("--force"), "{says}");
+    assert!(net.gateway(|| xdp_of(INTERFACE)).is_some());
+    let (code, says, _) = unpin(&["unpin", "--force"]);
+    assert!(code == Some(0) && says.starts_with("detached 1 link and removed "), "{says}");
+    assert_eq!(net.gateway(|| xdp_of(INTERFACE)), None);
+    assert!(agent.stop().success());
+    let (code, says, _) = unpin(&["unpin"]);
+    assert!(code == Some(0) && says.starts_with("detached 0 links and removed 0 maps"), "{says}");
+}
+
 #[test]
 fn an_interface_that_comes_back_is_limited_again() {
     let net = TestNet::new();
@@ -478,6 +655,13 @@ fn an_interface_that_comes_back_is_limited_again() {
 
     net.gateway(|| ip(&format!("link delete {SECOND_INTERFACE}")));
     until("it is missed", WAIT, || (missing()[0]["name"] == SECOND_INTERFACE).then_some(()));
+    let limited = |interface| agent.metric(&format!("limiter_xdp_interface_attached{{interface=\"{interface}\"}}"));
+    assert_eq!((limited(INTERFACE), limited(SECOND_INTERFACE)), (1.0, 0.0));
+    let ready = http::get(&setup.admin(), "/readyz", &[]).expect("an answer");
+    assert_eq!(ready.status, 200, "what there is goes on");
+    assert_eq!(ready.json()["degraded"], true);
+    let cause = ready.json()["degraded_by"][0].to_string();
+    assert!(cause.contains(&format!("nothing is limited on {SECOND_INTERFACE}")), "{cause}");
     agent.reload("deny = [\"198.51.100.0/24\"]\n");
     let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
     assert!(shown.contains(&format!("interface {SECOND_INTERFACE}: nothing is limited there")), "{shown}");

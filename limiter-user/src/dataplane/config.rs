@@ -28,6 +28,22 @@ pub struct DataplaneConfig {
     pub budgets: bool,
 }
 
+/// What of [`DataplaneConfig`] can change while a program is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSettings {
+    pub interfaces: Vec<String>,
+    pub protect: Protect,
+    pub drop_malformed: bool,
+    pub on_exit: OnExit,
+}
+
+impl DataplaneConfig {
+    pub(super) fn with(&self, settings: &LiveSettings) -> Self {
+        let LiveSettings { interfaces, protect, drop_malformed, on_exit } = settings.clone();
+        Self { interfaces, protect, drop_malformed, on_exit, ..self.clone() }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpMode {
     /// Native, or generic where the driver has no native mode, which is said aloud.

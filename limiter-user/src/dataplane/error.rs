@@ -25,10 +25,8 @@ pub enum DataplaneError {
     #[error("attach to {interface}: there is no such interface; see \"ip link\"")]
     NoSuchInterface { interface: String },
 
-    #[error(
-        "attach to {interface}: {holder} is attached there; remove it with \"ip link set dev {interface} xdp off\" or leave the interface out"
-    )]
-    Busy { interface: String, holder: String, source: Source },
+    #[error("attach to {interface}: {holder}; {remedy}, or leave the interface out of xdp.interfaces")]
+    Busy { interface: String, holder: String, remedy: String, source: Source },
 
     #[error("attach to {interface} in {mode} mode: {}; use mode = \"auto\" or \"generic\"", chain(source.as_ref()), mode = mode.as_str())]
     NotSupported { interface: String, mode: AttachedMode, source: Source },

@@ -333,8 +333,10 @@ impl Configured<'_> {
 
     /// Puts the program in force in the place of this process' own. An error changes nothing.
     pub(super) fn replace(self, previous: &mut Attached) -> Result<Attached, DataplaneError> {
-        let mode = self.plan.config.mode;
-        let mut next = self.attach(|program, pins| attach::exchange_all(program, &previous.interfaces, mode, pins))?;
+        let config = self.plan.config;
+        let mut next = self.attach(|program, pins| {
+            attach::exchange_all(program, &previous.interfaces, &config.interfaces, config.mode, pins)
+        })?;
         // Rules may have taken slots while the program was loaded.
         next.slots = std::mem::take(&mut previous.slots);
         Ok(next)
