@@ -12,6 +12,7 @@ pub mod netns;
 pub mod object;
 pub mod older;
 pub mod packet;
+pub mod ping_pong;
 pub mod redis_server;
 pub mod traffic;
 pub mod vectors;

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     env, fs,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::IpAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -25,9 +25,10 @@ use limiter_tests::{
     eventually::until,
     fixture::{Limited, World},
     ip::xdp_of,
-    netns::{CLIENT_V4, CLIENT_V6, GATEWAY_V4, GATEWAY_V6, INTERFACE, SECOND_INTERFACE, TestNet},
+    netns::{CLIENT_V4, CLIENT_V6, INTERFACE, SECOND_INTERFACE, TestNet},
     object::xdp_object,
     older,
+    ping_pong::{self, PingPong},
     traffic::{PORT, Traffic},
 };
 use limiter_user::dataplane::{Dataplane as _, DataplaneError, ErrorKind, KernelDataplane, Schema, XdpMode, unpin};
@@ -37,9 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Numbers of the tests' own.
 const OLD: u32 = 10;
 
-/// Addresses of the client that are denied, and limited to [`BURST`] packets; all others of its networks never are.
-const DENIED: [IpAddr; 2] = [CLIENT_V4[1], CLIENT_V6[1]];
-const LIMITED: [IpAddr; 2] = [CLIENT_V4[0], CLIENT_V6[0]];
+/// Addresses of the client that no deny prefix holds.
+const LIMITED: [IpAddr; 2] = ping_pong::GOOD;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
@@ -51,7 +51,7 @@ enum Layout {
 fn world(pin_dir: PathBuf) -> World {
     let burst = [(Limited::Packets, BURST)];
     let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &burst).rule("six", "::/0", Enforce, &burst);
-    for denied in DENIED {
+    for denied in ping_pong::DENIED {
         let len = if denied.is_ipv4() { 32 } else { 128 };
         world = world.deny(&format!("{denied}/{len}"));
     }
@@ -295,45 +295,6 @@ fn a_map_with_another_key_begins_anew_and_the_rest_goes_on() {
     assert_eq!(versions(&net), [format!("v{}", OLD + 1)]);
 }
 
-/// One packet at a time, of both families, from clients that are denied and from clients that are not.
-struct PingPong {
-    sink: UdpSocket,
-    denied: [UdpSocket; 2],
-    good: [UdpSocket; 2],
-}
-
-impl PingPong {
-    /// The good clients are those of [`LIMITED`], so limits must be out of their reach.
-    fn new(net: &TestNet) -> Self {
-        let bind = |address: IpAddr| net.client(|| UdpSocket::bind(SocketAddr::new(address, 0)).expect("a socket"));
-        let sink = net.gateway(|| UdpSocket::bind(("::", PORT)).expect("a socket"));
-        sink.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        Self { sink, denied: DENIED.map(bind), good: LIMITED.map(bind) }
-    }
-
-    /// Of each family a packet that must not arrive, and then one that must.
-    fn play(&self, number: u64) {
-        for (gateway, (denied, good)) in [GATEWAY_V4, GATEWAY_V6].into_iter().zip(self.denied.iter().zip(&self.good)) {
-            let to = SocketAddr::new(gateway, PORT);
-            denied.send_to(b"denied", to).expect("sent");
-            good.send_to(&number.to_le_bytes(), to).expect("sent");
-            let mut buffer = [0; 16];
-            let len = self.sink.recv(&mut buffer).expect("a packet that both programs pass arrives");
-            assert_eq!(buffer[..len], number.to_le_bytes(), "and none that both drop");
-        }
-    }
-
-    /// Plays until `stop`, and tells how many rounds.
-    fn play_until(&self, stop: &AtomicBool) -> u64 {
-        (0..)
-            .find(|number| {
-                self.play(*number);
-                stop.load(Ordering::Relaxed)
-            })
-            .map_or(0, |last| last + 1)
-    }
-}
-
 /// Limits nobody who is not denied.
 fn generous(pin_dir: PathBuf, mode: XdpMode) -> World {
     let mut world = world(pin_dir);
@@ -350,7 +311,7 @@ fn no_packet_is_judged_wrongly_while_schemas_change() {
         let net = TestNet::new();
         let world = generous(net.pin_dir().to_owned(), mode);
         let mut running = Some(start(&net, &world, Layout::Older, OLD));
-        let traffic = PingPong::new(&net);
+        let traffic = PingPong::new(&net, PORT);
         let stop = AtomicBool::new(false);
         let rounds = thread::scope(|scope| {
             let playing = scope.spawn(|| traffic.play_until(&stop));
@@ -445,7 +406,7 @@ fn cycles(mode: XdpMode) {
     assert!(link.is_some());
     drop(first);
 
-    let traffic = PingPong::new(&net);
+    let traffic = PingPong::new(&net, PORT);
     let stop = AtomicBool::new(false);
     let (rounds, last) = thread::scope(|scope| {
         let playing = scope.spawn(|| traffic.play_until(&stop));
