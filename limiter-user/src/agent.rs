@@ -137,7 +137,7 @@ impl Agent {
             changed,
         };
         let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone() });
-        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host };
+        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host, mend_error: None };
         Ok(Self { http, admin, admin_state, keeper, reloader, push, sync })
     }
 
@@ -193,6 +193,8 @@ struct Keeper {
     clock: Arc<SharedClock>,
     dataplane: Option<Arc<dyn Dataplane>>,
     host: Arc<HostAddresses>,
+    /// What was said of interfaces that could not be looked at: said once, and not each second.
+    mend_error: Option<String>,
 }
 
 impl Keeper {
@@ -215,8 +217,13 @@ impl Keeper {
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
             tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");
         }
-        if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.mend()) {
-            tracing::warn!(target: "limiter::dataplane", %error, "looking at the interfaces failed");
+        let mended =
+            self.dataplane.as_ref().and_then(|dataplane| dataplane.mend().err()).map(|error| error.to_string());
+        if mended != self.mend_error {
+            if let Some(error) = &mended {
+                tracing::warn!(target: "limiter::dataplane", error, "looking at the interfaces fails");
+            }
+            self.mend_error = mended;
         }
         if let Err(error) = self.host.refresh() {
             tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");

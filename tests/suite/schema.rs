@@ -221,11 +221,12 @@ fn what_cannot_be_taken_over_changes_nothing_and_says_both_numbers() {
     let cases: [(&str, u32, Prepare, &[&str]); 4] = [
         ("an older agent", OLD - 1, |_, _| {}, &["use schema 10, this agent needs 9", "\"limiter unpin\""]),
         (
-            "a pin that is no map",
+            "a pin that cannot be opened",
             OLD + 1,
             |net, _| {
-                let directory = net.pin_dir().join(format!("v{OLD}"));
-                fs::rename(directory.join("program"), directory.join("BUDGETS_V4")).expect("rename");
+                let pin = net.pin_dir().join(format!("v{OLD}")).join("BUDGETS_V4");
+                fs::remove_file(&pin).expect("remove");
+                fs::create_dir(pin).expect("a folder in its place");
             },
             &["pins of schema 10 for schema 11", "BUDGETS_V4", "nothing has changed", "\"limiter unpin\""],
         ),
@@ -262,6 +263,10 @@ fn what_cannot_be_taken_over_changes_nothing_and_says_both_numbers() {
         assert_eq!(net.gateway(|| xdp_of(INTERFACE)), program, "{name}");
         assert_eq!((versions(&net), pins(&net, OLD)), (vec![format!("v{OLD}")], before), "{name}");
         assert_eq!(traffic.arriving(LIMITED[0], 20), BURST, "{name}: by the earlier policy");
+        let folder = net.pin_dir().join(format!("v{OLD}")).join("BUDGETS_V4");
+        if folder.is_dir() {
+            fs::remove_dir(folder).expect("nothing is in it");
+        }
     }
 }
 

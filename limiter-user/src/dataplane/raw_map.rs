@@ -41,7 +41,6 @@ pub(super) fn open(data: MapData) -> Result<Option<Opened>, MapError> {
     let map = Map::from_map_data(data)?;
     let map = match (kind, key_size) {
         (MapType::Hash | MapType::LruHash, 4) => by_width(width, OpenHash::<4> { map, capacity })?,
-        (MapType::Hash | MapType::LruHash, 8) => by_width(width, OpenHash::<8> { map, capacity })?,
         (MapType::Hash | MapType::LruHash, 16) => by_width(width, OpenHash::<16> { map, capacity })?,
         (MapType::Array, _) => by_width(width, OpenArray { map })?,
         (MapType::PerCpuArray, _) => by_width(width, OpenPerCpu { map })?,
@@ -67,12 +66,6 @@ fn by_width(width: usize, open: impl Open) -> Result<Option<Box<dyn RawMap>>, Ma
         8 => open.open::<8>(),
         9 => open.open::<9>(),
         10 => open.open::<10>(),
-        11 => open.open::<11>(),
-        12 => open.open::<12>(),
-        13 => open.open::<13>(),
-        14 => open.open::<14>(),
-        15 => open.open::<15>(),
-        16 => open.open::<16>(),
         _ => return Ok(None),
     }
     .map(Some)
