@@ -72,7 +72,7 @@ fn by_width(width: usize, open: impl Open) -> Result<Option<Box<dyn RawMap>>, Ma
 }
 
 fn key_of<const LEN: usize>(key: &[u8]) -> Result<[u8; LEN], MapError> {
-    key.try_into().map_err(|_| MapError::InvalidKeySize { size: key.len(), expected: LEN })
+    key.try_into().map_err(|_wrong_len| MapError::InvalidKeySize { size: key.len(), expected: LEN })
 }
 
 fn value_of<const WIDTH: usize>(words: &[u64]) -> Result<[u64; WIDTH], MapError> {
