@@ -61,7 +61,7 @@ pub enum Command {
     /// Make and list API keys.
     Keys(KeysArgs),
     /// Detach the XDP program and remove everything that is pinned; stop the agent first.
-    Unpin(ConfigArg),
+    Unpin(UnpinArgs),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -69,6 +69,15 @@ pub struct ConfigArg {
     /// Configuration file.
     #[arg(long, value_name = "FILE", env = "LIMITER_CONFIG", default_value = config::DEFAULT_PATH)]
     pub config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct UnpinArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Do it while an agent runs, too: it goes on without limiting packets.
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -269,6 +278,7 @@ mod tests {
             "limiter keys add --plan free --config F",
             "limiter keys list",
             "limiter unpin",
+            "limiter unpin --force",
         ] {
             assert!(parse(line).is_ok(), "{line}");
         }

@@ -2,6 +2,7 @@
 //!
 //! [`Config::load`] reports every mistake at once, with file, line and key.
 
+pub(crate) mod difference;
 mod document;
 pub mod error;
 pub mod prefix;
@@ -105,13 +106,13 @@ pub struct StoreConfig {
     pub kind: StoreKind,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreKind {
     Memory,
     Redis(RedisConfig),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedisConfig {
     /// With `username` and the password of `password_file` in it.

@@ -24,13 +24,19 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     let state = match (status.ready, status.degraded) {
         (false, _) => "starting",
         (true, false) => "ready",
-        (true, true) => "degraded: Redis does not answer, decisions are from local counts",
+        (true, true) => "degraded",
     };
     writeln!(out, "limiter {} on {}: {state}, up {} s", status.version, status.node, status.uptime_seconds)?;
+    for cause in &status.degraded_by {
+        writeln!(out, "degraded: {cause}")?;
+    }
     let policy = &status.policy;
     writeln!(out, "policy: {}, in force since {} (epoch seconds)", policy.file, policy.loaded_at)?;
     for error in policy.error.iter().flat_map(|error| error.lines()) {
         writeln!(out, "policy: the file is not in force: {error}")?;
+    }
+    if !policy.needs_restart.is_empty() {
+        writeln!(out, "configuration: changed, and needs a restart: {}", policy.needs_restart.join(", "))?;
     }
     let store = &status.store;
     write!(out, "store: {}, {} of {} counters in memory", store.kind, store.counters, store.capacity)?;

@@ -25,10 +25,8 @@ pub enum DataplaneError {
     #[error("attach to {interface}: there is no such interface; see \"ip link\"")]
     NoSuchInterface { interface: String },
 
-    #[error(
-        "attach to {interface}: {holder} is attached there; remove it with \"ip link set dev {interface} xdp off\" or leave the interface out"
-    )]
-    Busy { interface: String, holder: String, source: Source },
+    #[error("attach to {interface}: {holder}; {remedy}, or leave the interface out of xdp.interfaces")]
+    Busy { interface: String, holder: String, remedy: String, source: Source },
 
     #[error("attach to {interface} in {mode} mode: {}; use mode = \"auto\" or \"generic\"", chain(source.as_ref()), mode = mode.as_str())]
     NotSupported { interface: String, mode: AttachedMode, source: Source },
@@ -51,8 +49,15 @@ pub enum DataplaneError {
     #[error("the object has no {what}; it is of another version of the agent")]
     Object { what: &'static str },
 
-    #[error("pinned maps in {} use schema {pinned}, this agent needs {ours}: run \"limiter unpin\" first", path.display())]
+    #[error(
+        "pinned maps in {} use schema {pinned}, this agent needs {ours}: run \"limiter unpin\" first, which detaches, or start an agent of schema {pinned} again", path.display()
+    )]
     SchemaVersion { path: PathBuf, pinned: String, ours: u32 },
+
+    #[error(
+        "take over the pins of schema {pinned} for schema {ours}: {source}; nothing has changed; run \"limiter unpin\" first, which detaches, or start an agent of schema {pinned} again"
+    )]
+    Migration { pinned: u32, ours: u32, source: Box<DataplaneError> },
 
     #[error("pinned map {map} has {what} {pinned}, this agent needs {ours}: run \"limiter unpin\" first")]
     MapMismatch { map: &'static str, what: &'static str, pinned: String, ours: String },
@@ -103,6 +108,7 @@ impl DataplaneError {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Permission { .. } => ErrorKind::Permission,
+            Self::Migration { source, .. } => source.kind(),
             Self::NoObject
             | Self::Busy { .. }
             | Self::NotSupported { .. }

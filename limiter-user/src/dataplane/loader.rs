@@ -19,7 +19,7 @@ use limiter_common::{
     gcra::GcraParams,
     quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
-    schema::{self, Lifetime, MAPS, MAX_ACL_PREFIXES, PORT_WORDS, creation},
+    schema::{self, Lifetime, MAX_ACL_PREFIXES, PORT_WORDS, creation},
     stats::RuleName,
 };
 
@@ -32,6 +32,7 @@ use super::{
     compile::CompiledRules,
     error::{errno, is_permission, map_error},
     maps::{self, Maps},
+    migrate::{self, Migration},
     pins::{CreatedPins, PinDir, pin_error},
     slots::Slots,
 };
@@ -84,6 +85,7 @@ pub(super) struct Configured<'a> {
     ebpf: Ebpf,
     maps: Maps,
     slots: Slots,
+    migration: Migration,
 }
 
 /// In force.
@@ -109,15 +111,16 @@ pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -
             }
         }
     }
+    migrate::adopt(&pins, &mut created)?;
     for missing in maps::check_pinned(&pins, plan.config.max_sources)? {
         created.file(pins.map(missing));
     }
-    let seed = match maps::read_pinned_seed(&pins)? {
+    let seed = match migrate::seed(&pins)? {
         0 => RandomState::new().hash_one(0).max(1),
         seed => seed,
     };
     let globals = Globals::new(&plan, seed)?;
-    let shared: Vec<_> = MAPS.iter().filter(|map| map.lifetime == Lifetime::Shared).collect();
+    let shared: Vec<_> = pins.schema().maps.iter().filter(|map| map.lifetime == Lifetime::Shared).collect();
     let mut loader = EbpfLoader::new();
     for map in &shared {
         loader.map_pin_path(map.name, pins.map(map.name));
@@ -148,7 +151,7 @@ fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, DataplaneError> {
 
 impl<'a> Loaded<'a> {
     pub(super) fn verify(mut self) -> Result<Verified<'a>, DataplaneError> {
-        for spec in MAPS {
+        for spec in self.pins.schema().maps {
             let map = self.ebpf.map(spec.name).ok_or(DataplaneError::Object { what: spec.name })?;
             let (Map::Array(data)
             | Map::HashMap(data)
@@ -195,7 +198,9 @@ fn verifier_error(error: ProgramError) -> DataplaneError {
 impl<'a> Verified<'a> {
     pub(super) fn fill(self) -> Result<Configured<'a>, DataplaneError> {
         let Loaded { plan, pins, mut created, mut ebpf, seed } = self.0;
-        for map in MAPS.iter().filter(|map| map.lifetime == Lifetime::Policy) {
+        let mut migration = Migration::open(&pins)?;
+        migration.copy(&pins)?;
+        for map in pins.schema().maps.iter().filter(|map| map.lifetime == Lifetime::Policy) {
             let path = pins.next_map(map.name);
             // Left by an agent that died between pinning and renaming.
             if path.exists() {
@@ -223,7 +228,7 @@ impl<'a> Verified<'a> {
             maps.insert_acl(list, prefix, entry)?;
         }
         maps.write_seed(seed)?;
-        Ok(Configured { plan, pins, created, ebpf, maps, slots })
+        Ok(Configured { plan, pins, created, ebpf, maps, slots, migration })
     }
 }
 
@@ -328,8 +333,10 @@ impl Configured<'_> {
 
     /// Puts the program in force in the place of this process' own. An error changes nothing.
     pub(super) fn replace(self, previous: &mut Attached) -> Result<Attached, DataplaneError> {
-        let mode = self.plan.config.mode;
-        let mut next = self.attach(|program, pins| attach::exchange_all(program, &previous.interfaces, mode, pins))?;
+        let config = self.plan.config;
+        let mut next = self.attach(|program, pins| {
+            attach::exchange_all(program, &previous.interfaces, &config.interfaces, config.mode, pins)
+        })?;
         // Rules may have taken slots while the program was loaded.
         next.slots = std::mem::take(&mut previous.slots);
         Ok(next)
@@ -339,18 +346,25 @@ impl Configured<'_> {
         self,
         put_in_force: impl FnOnce(&mut Xdp, &PinDir) -> Result<(Vec<Interface>, Undo), DataplaneError>,
     ) -> Result<Attached, DataplaneError> {
-        let Self { plan, pins, created, mut ebpf, maps, slots } = self;
+        let Self { plan, mut pins, created, mut ebpf, maps, slots, mut migration } = self;
+        // Filling the maps may have taken a while.
+        migration.copy(&pins)?;
         let config = plan.config;
         let xdp = program(&mut ebpf)?;
         let info = xdp.info().map_err(|error| DataplaneError::Load { source: Box::new(error) })?;
         let (interfaces, mut undo) = put_in_force(xdp, &pins)?;
-        if let Err(error) = pins.promote_next() {
+        if let Err(error) = undo.move_links().and_then(|()| pins.promote_next()) {
             undo.undo();
             return Err(error);
         }
         created.keep();
         if let Err(error) = attach::detach_others(&config.interfaces, &pins) {
             tracing::error!(target: "limiter::dataplane", %error, "could not detach from an interface that was removed");
+        }
+        if let Err(error) = migration.finish(&mut pins) {
+            tracing::error!(
+                target: "limiter::dataplane", %error, "the pins of an older schema stay, and the next start removes them",
+            );
         }
         let families = [List::Allow, List::Deny].map(|list| families(plan.acl, list));
         let max_sources = ["BUCKETS_V4", "BUCKETS_V6"].map(|name| capacity(&ebpf, name).unwrap_or(config.max_sources));

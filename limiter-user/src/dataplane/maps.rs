@@ -1,6 +1,6 @@
 //! Maps of a loaded program, with their types, and the check of those that are pinned.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, path::Path, sync::Arc};
 
 use aya::{
     Ebpf,
@@ -11,7 +11,7 @@ use limiter_common::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     budget::Budget,
-    schema::{Lifetime, MAPS, MapKind, MapSpec, creation},
+    schema::{Lifetime, MapKind, MapSpec, creation},
     stats::{Counter, RuleName, rule_index},
     verdict::Verdict,
 };
@@ -186,7 +186,7 @@ fn absent_is_fine(removed: Result<(), MapError>) -> Result<bool, MapError> {
 pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<OperatorEntry>, DataplaneError> {
     let mut found = Vec::new();
     for (name, list) in [("ALLOW_V4", List::Allow), ("DENY_V4", List::Deny)] {
-        let Some(map) = open_pinned(pins, name)? else { continue };
+        let Some(map) = open_list(pins, name)? else { continue };
         let trie = LpmTrie::<_, [u8; 4], AclEntry>::try_from(Map::LpmTrie(map)).map_err(map_error("open", name))?;
         for entry in trie.iter() {
             let (key, entry) = entry.map_err(map_error("read", name))?;
@@ -196,7 +196,7 @@ pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<OperatorEntry>, Datapl
         }
     }
     for (name, list) in [("ALLOW_V6", List::Allow), ("DENY_V6", List::Deny)] {
-        let Some(map) = open_pinned(pins, name)? else { continue };
+        let Some(map) = open_list(pins, name)? else { continue };
         let trie = LpmTrie::<_, [u8; 16], AclEntry>::try_from(Map::LpmTrie(map)).map_err(map_error("open", name))?;
         for entry in trie.iter() {
             let (key, entry) = entry.map_err(map_error("read", name))?;
@@ -208,17 +208,31 @@ pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<OperatorEntry>, Datapl
     Ok(found)
 }
 
-fn open_pinned(pins: &PinDir, name: &'static str) -> Result<Option<MapData>, DataplaneError> {
-    let path = pins.map(name);
+/// `None` when there is no pin.
+pub(super) fn open_pin(path: &Path, name: &'static str) -> Result<Option<MapData>, DataplaneError> {
     if !path.exists() {
         return Ok(None);
     }
     MapData::from_pin(path).map(Some).map_err(map_error("open", name))
 }
 
+/// Of the lists of the program in force, which may be an older schema's.
+fn open_list(pins: &PinDir, name: &'static str) -> Result<Option<MapData>, DataplaneError> {
+    let Some(map) = open_pin(&pins.in_force(name), name)? else { return Ok(None) };
+    let info = map.info().map_err(map_error("look at", name))?;
+    if info.value_size() as usize != size_of::<AclEntry>() {
+        tracing::warn!(
+            target: "limiter::dataplane",
+            "{name} is of another layout: what operators have put in it is not taken over",
+        );
+        return Ok(None);
+    }
+    Ok(Some(map))
+}
+
 /// The seed of an earlier start; 0 when there is none.
 pub(super) fn read_pinned_seed(pins: &PinDir) -> Result<u64, DataplaneError> {
-    let Some(map) = open_pinned(pins, "CREATION")? else { return Ok(0) };
+    let Some(map) = open_pin(&pins.map("CREATION"), "CREATION")? else { return Ok(0) };
     let creation = Array::<_, u64>::try_from(Map::Array(map)).map_err(map_error("open", "CREATION"))?;
     creation.get(&creation::SEED, 0).map_err(map_error("read", "CREATION"))
 }
@@ -271,8 +285,8 @@ const fn kernel_type(kind: MapKind) -> MapType {
 /// Checks the shared maps that are pinned, and tells which are not.
 pub(super) fn check_pinned(pins: &PinDir, max_sources: u32) -> Result<Vec<&'static str>, DataplaneError> {
     let mut missing = Vec::new();
-    for spec in MAPS.iter().filter(|spec| spec.lifetime == Lifetime::Shared) {
-        match open_pinned(pins, spec.name)? {
+    for spec in pins.schema().maps.iter().filter(|spec| spec.lifetime == Lifetime::Shared) {
+        match open_pin(&pins.map(spec.name), spec.name)? {
             Some(map) => check(spec, &map.info().map_err(map_error("look at", spec.name))?, max_sources)?,
             None => missing.push(spec.name),
         }
