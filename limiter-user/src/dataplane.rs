@@ -13,6 +13,7 @@ mod link_state;
 mod loader;
 mod maps;
 mod pins;
+pub mod probe;
 mod slots;
 
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
@@ -22,6 +23,7 @@ use limiter_common::{acl::Origin, budget::BudgetReason, quota::Quota, stats::Cou
 
 use crate::policy::Policy;
 
+pub(crate) use self::error::chain;
 pub use self::{
     acl::canonical,
     config::{DataplaneConfig, OnExit, Protect, Transport, Tuning, XdpMode},

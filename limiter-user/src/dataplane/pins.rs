@@ -113,7 +113,7 @@ fn version_name() -> String {
     format!("v{SCHEMA_VERSION}")
 }
 
-fn is_version_name(name: &OsStr) -> bool {
+pub(super) fn is_version_name(name: &OsStr) -> bool {
     name.to_str()
         .and_then(|name| name.strip_prefix('v'))
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
@@ -124,7 +124,7 @@ fn link_name(mode: AttachedMode, interface: &str) -> String {
     format!("{LINK}{}-{}", mode.as_str(), interface.replace('%', "%25").replace('.', "%2e"))
 }
 
-fn parse_link_name(name: &str) -> Option<(AttachedMode, String)> {
+pub(super) fn parse_link_name(name: &str) -> Option<(AttachedMode, String)> {
     let (mode, interface) = name.strip_prefix(LINK)?.split_once('-')?;
     let mode = *AttachedMode::ALL.iter().find(|known| known.as_str() == mode)?;
     Some((mode, interface.replace("%2e", ".").replace("%25", "%")))
@@ -138,11 +138,16 @@ pub(super) fn pin_error(operation: &'static str, path: PathBuf, source: io::Erro
     DataplaneError::Pin { operation, path, source }
 }
 
+/// Whether a BPF file system that is mounted in the usual place would hold the directory.
+pub(super) fn can_be_mounted(pin_dir: &Path) -> Result<bool, DataplaneError> {
+    Ok(pin_dir.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS))?)
+}
+
 fn ensure_bpffs(pin_dir: &Path) -> Result<(), DataplaneError> {
     if is_bpffs(pin_dir)? {
         return Ok(());
     }
-    if !pin_dir.starts_with(BPFFS) || is_bpffs(Path::new(BPFFS))? {
+    if !can_be_mounted(pin_dir)? {
         return Err(DataplaneError::NoBpffs { path: pin_dir.to_owned() });
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -161,7 +166,7 @@ fn ensure_bpffs(pin_dir: &Path) -> Result<(), DataplaneError> {
 }
 
 /// Whether the path, or what exists of it, is on a BPF file system.
-fn is_bpffs(path: &Path) -> Result<bool, DataplaneError> {
+pub(super) fn is_bpffs(path: &Path) -> Result<bool, DataplaneError> {
     for ancestor in path.ancestors() {
         match statfs(ancestor) {
             Ok(found) => return Ok(found.filesystem_type() == BPF_FS_MAGIC),
@@ -185,7 +190,7 @@ fn refuse_other_versions(root: &Path) -> Result<(), DataplaneError> {
 }
 
 /// What is in a directory, sorted; nothing when it does not exist.
-fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataplaneError> {
+pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataplaneError> {
     let read = || -> io::Result<Vec<PathBuf>> {
         let mut paths = fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
         paths.sort();
