@@ -86,7 +86,11 @@ async fn redis(arguments: &[&str]) -> (RedisServer, tempfile::TempDir, PathBuf) 
 async fn a_good_host_is_all_ok_and_is_not_changed() {
     let net = TestNet::new();
     let (server, _folder, socket) = redis(&[]).await;
-    let store = format!("[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"unix://{}\"]\n", socket.display());
+    // On a machine that is busy with other tests, an answer takes its time.
+    let store = format!(
+        "[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"unix://{}\"]\ntimeout = \"1s\"\n",
+        socket.display()
+    );
     let setup = Setup::new(&(packets(&[INTERFACE, SECOND_INTERFACE], net.pin_dir()) + &store), RULE);
     let report = examine(&net, &setup);
     assert_eq!((report.exit, report.unwell()), (Some(0), Vec::new()), "{report:#?}");
@@ -396,7 +400,7 @@ async fn each_finding_of_redis_is_provoked() {
         RedisCase {
             name: "a wrong password",
             arguments: &["--requirepass", "right"],
-            password: "wrong",
+            password: "hunter2",
             check: "redis",
             found: "redis://127.0.0.1",
             remedy: "password_file",
@@ -494,7 +498,7 @@ async fn each_finding_of_redis_is_provoked() {
         assert_eq!((status.as_str(), report.exit), (case.status, Some(exit)), "{}: {report:#?}", case.name);
         assert!(found.contains(case.found), "{}: {found}", case.name);
         assert!(remedy.as_deref().unwrap_or_default().contains(case.remedy), "{}: {remedy:?}", case.name);
-        assert!(!format!("{report:?}").contains("wrong\""), "{}: a password is printed: {report:?}", case.name);
+        assert!(!format!("{report:?}").contains("hunter"), "{}: a password is printed: {report:?}", case.name);
     }
 }
 

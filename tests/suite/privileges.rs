@@ -27,9 +27,7 @@ const OTHER_PORT: u16 = 22;
 const BURST: usize = 5;
 
 fn policy(burst: usize) -> String {
-    format!(
-        "[[packet_rules]]\nid = \"four\"\ncidr = \"0.0.0.0/0\"\npackets = {{ rate = \"1/min\", burst = {burst} }}\n"
-    )
+    format!("[[packet_rules]]\nid = \"four\"\ncidr = \"0.0.0.0/0\"\npackets = {{ rate = \"1/m\", burst = {burst} }}\n")
 }
 
 fn setup(pin_dir: &Path, user: u32, capabilities: &[&str]) -> Setup {
