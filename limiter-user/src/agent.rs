@@ -282,7 +282,7 @@ fn dataplane_config(config: &Config) -> DataplaneConfig {
     }
 }
 
-fn redis_config(config: &config::RedisConfig) -> RedisConfig {
+pub(crate) fn redis_config(config: &config::RedisConfig) -> RedisConfig {
     let mut redis = RedisConfig::new(config.url.address_url());
     redis.username = config.url.username.clone();
     redis.password = config.url.password.clone();

@@ -3,6 +3,7 @@
 mod acl;
 mod check;
 mod client;
+mod doctor;
 pub mod keys;
 mod run;
 mod status;
@@ -23,6 +24,7 @@ use ipnet::IpNet;
 use crate::{
     api::admin::AclAction,
     config::{self, Config, ConfigErrors, Environment, prefix::prefix, units},
+    dataplane::chain,
     exit::Exit,
 };
 
@@ -46,6 +48,8 @@ pub enum Command {
     Run(ConfigArg),
     /// Check configuration, policy and API keys, and say everything that is wrong.
     Validate(ConfigArg),
+    /// Say what of this host would not work, and the remedy; changes nothing.
+    Doctor(DoctorArgs),
     /// Show interfaces, counters, store and nodes of the running agent.
     Status(StatusArgs),
     /// Ask the running agent about a request, as a gateway would; ends with 0 whatever the answer.
@@ -85,6 +89,15 @@ pub struct StatusArgs {
     #[command(flatten)]
     pub config: ConfigArg,
     /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Print JSON: a list of {check, status, found, why, remedy}.
     #[arg(long)]
     pub json: bool,
 }
@@ -173,6 +186,7 @@ impl Cli {
     pub fn run(self) -> Exit {
         match self.command {
             Command::Validate(arguments) => validate::run(&arguments),
+            Command::Doctor(arguments) => doctor::run(&arguments),
             Command::Keys(arguments) => keys::run(&arguments),
             Command::Run(arguments) => finish(run::run(&arguments)),
             Command::Unpin(arguments) => finish(unpin::unpin(&arguments)),
@@ -210,7 +224,7 @@ fn finish(result: anyhow::Result<()>) -> Exit {
     match result {
         Ok(()) => Exit::Ok,
         Err(error) => {
-            warn(format_args!("{error:#}"));
+            warn(chain(error.as_ref()));
             Exit::from(&error)
         }
     }
@@ -266,6 +280,8 @@ mod tests {
             "limiter run",
             "limiter run --config /tmp/limiter.toml",
             "limiter validate",
+            "limiter doctor",
+            "limiter doctor --config F --json",
             "limiter status --json",
             "limiter check --key K --path /x",
             "limiter check --ip 192.0.2.1 --method POST --path /x --cost 5 --peek",

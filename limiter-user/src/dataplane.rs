@@ -15,6 +15,7 @@ mod loader;
 mod maps;
 mod migrate;
 mod pins;
+pub mod probe;
 mod raw_map;
 mod slots;
 mod unpin;
@@ -26,6 +27,7 @@ use limiter_common::{acl::Origin, budget::BudgetReason, quota::Quota, stats::Cou
 
 use crate::policy::Policy;
 
+pub(crate) use self::error::chain;
 pub use self::{
     acl::canonical,
     config::{DataplaneConfig, LiveSettings, OnExit, Protect, Schema, Transport, Tuning, XdpMode},

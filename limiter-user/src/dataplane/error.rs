@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use thiserror::Error as ThisError;
 
 use super::{AttachedMode, List};
+use crate::capability::{Capabilities, Missing};
 
 /// An error of the kernel interface, whichever call it is from.
 pub(super) type Source = Box<dyn Error + Send + Sync>;
@@ -19,8 +20,15 @@ pub enum DataplaneError {
     #[error("load the XDP program: this binary was built without it; build it with \"cargo xtask build\"")]
     NoObject,
 
-    #[error("{operation} {object}: no permission; run as root, or with CAP_BPF and CAP_NET_ADMIN")]
+    #[error(
+        "{operation} {object}: no permission; run as root, or as the user who owns the pins: \"limiter doctor\" says more"
+    )]
     Permission { operation: &'static str, object: String, source: Source },
+
+    #[error(
+        "start the packet layer: this process lacks {missing}: run as root, or give it the capabilities, as the unit's AmbientCapabilities does; the kernel refused to {refused}"
+    )]
+    Capabilities { missing: Missing, refused: String },
 
     #[error("attach to {interface}: there is no such interface; see \"ip link\"")]
     NoSuchInterface { interface: String },
@@ -105,9 +113,27 @@ pub enum ErrorKind {
 }
 
 impl DataplaneError {
+    /// What the kernel refuses for want of a capability looks like a wrong program, or like a map that cannot be made:
+    /// says which capability it was.
+    pub(super) fn explained(self) -> Self {
+        let refused = if let Self::Permission { operation, object, .. } = &self {
+            format!("{operation} {object}")
+        } else if let Self::Verifier { source, .. } = &self
+            && is_permission(source.as_ref())
+        {
+            "load the XDP program".to_owned()
+        } else {
+            return self;
+        };
+        match Capabilities::of_process().map(Capabilities::missing) {
+            Ok(missing) if !missing.is_empty() => Self::Capabilities { missing: Missing(missing), refused },
+            Ok(_) | Err(_) => self,
+        }
+    }
+
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Permission { .. } => ErrorKind::Permission,
+            Self::Permission { .. } | Self::Capabilities { .. } => ErrorKind::Permission,
             Self::Migration { source, .. } => source.kind(),
             Self::NoObject
             | Self::Busy { .. }
@@ -148,8 +174,8 @@ pub(super) fn is_permission(error: &(dyn Error + 'static)) -> bool {
     matches!(errno(error), Some(Errno::EPERM | Errno::EACCES))
 }
 
-/// An error and what caused it, in one line.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+/// An error and what caused it, in one line. A cause that the error itself repeats is said once.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -72,7 +72,15 @@ impl KernelDataplane {
         policy: &Policy,
         tuning: Tuning,
     ) -> Result<Self, DataplaneError> {
-        let object = object.into();
+        Self::start_unexplained(object.into(), config, policy, tuning).map_err(DataplaneError::explained)
+    }
+
+    fn start_unexplained(
+        object: Cow<'static, [u8]>,
+        config: DataplaneConfig,
+        policy: &Policy,
+        tuning: Tuning,
+    ) -> Result<Self, DataplaneError> {
         let rules = Arc::new(compile::compile(&policy.packet_rules)?);
         let (pins, created) = PinDir::prepare(&config.pin_dir, tuning.schema)?;
         let lock = pins.lock()?;

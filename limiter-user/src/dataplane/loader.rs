@@ -135,7 +135,7 @@ pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -
     Ok(Loaded { plan, pins, created, ebpf, seed })
 }
 
-fn load_error(error: EbpfError) -> DataplaneError {
+pub(super) fn load_error(error: EbpfError) -> DataplaneError {
     if is_permission(&error) {
         let object = "of the XDP program".to_owned();
         return DataplaneError::Permission { operation: "make the maps", object, source: Box::new(error) };
@@ -143,7 +143,7 @@ fn load_error(error: EbpfError) -> DataplaneError {
     DataplaneError::Load { source: Box::new(error) }
 }
 
-fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, DataplaneError> {
+pub(super) fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, DataplaneError> {
     const MISSING: DataplaneError = DataplaneError::Object { what: "XDP program" };
     let Some(Program::Xdp(program)) = ebpf.program_mut(PROGRAM) else { return Err(MISSING) };
     Ok(program)
@@ -182,7 +182,7 @@ fn program_pin_error(error: PinError) -> DataplaneError {
 }
 
 /// The end of the verifier's log names the instruction that it refuses.
-fn verifier_error(error: ProgramError) -> DataplaneError {
+pub(super) fn verifier_error(error: ProgramError) -> DataplaneError {
     const LINES: usize = 30;
     // The verifier refuses with EACCES too.
     if errno(&error) == Some(Errno::EPERM) {

@@ -143,7 +143,7 @@ fn version_name(number: u32) -> String {
     format!("v{number}")
 }
 
-fn is_version_name(name: &OsStr) -> bool {
+pub(super) fn is_version_name(name: &OsStr) -> bool {
     name.to_str()
         .and_then(|name| name.strip_prefix('v'))
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
@@ -201,11 +201,16 @@ pub(super) fn pin_error(operation: &'static str, path: PathBuf, source: io::Erro
     DataplaneError::Pin { operation, path, source }
 }
 
+/// Whether a BPF file system that is mounted in the usual place would hold the directory.
+pub(super) fn can_be_mounted(pin_dir: &Path) -> Result<bool, DataplaneError> {
+    Ok(pin_dir.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS))?)
+}
+
 fn ensure_bpffs(pin_dir: &Path) -> Result<(), DataplaneError> {
     if is_bpffs(pin_dir)? {
         return Ok(());
     }
-    if !pin_dir.starts_with(BPFFS) || is_bpffs(Path::new(BPFFS))? {
+    if !can_be_mounted(pin_dir)? {
         return Err(DataplaneError::NoBpffs { path: pin_dir.to_owned() });
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -224,7 +229,7 @@ fn ensure_bpffs(pin_dir: &Path) -> Result<(), DataplaneError> {
 }
 
 /// Whether the path, or what exists of it, is on a BPF file system.
-fn is_bpffs(path: &Path) -> Result<bool, DataplaneError> {
+pub(super) fn is_bpffs(path: &Path) -> Result<bool, DataplaneError> {
     for ancestor in path.ancestors() {
         match statfs(ancestor) {
             Ok(found) => return Ok(found.filesystem_type() == BPF_FS_MAGIC),
