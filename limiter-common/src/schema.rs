@@ -6,11 +6,11 @@ use crate::{
     addr::{SrcKeyV4, SrcKeyV6},
     budget::Budget,
     rule::{Bucket, PacketRule},
-    stats::{Counter, RULE_SLOTS, RuleName, STATS_ENTRIES},
+    stats::{Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
 };
 
 /// Version of everything below. Pins live in `<pin_dir>/v<SCHEMA_VERSION>`.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// Most allow prefixes, and most deny prefixes, of one family.
 pub const MAX_ACL_PREFIXES: u32 = 131_072;
@@ -76,6 +76,9 @@ impl MapKind {
 pub enum Lifetime {
     /// State: pinned, taken over by every later program.
     Shared,
+    /// State of what not every policy uses: as [`Self::Shared`] once one does. Until then each program has a stand-in
+    /// of one entry, which is not pinned.
+    WhenUsed,
     /// Made and filled anew for each policy.
     Policy,
 }
@@ -106,7 +109,7 @@ pub const MAPS: &[MapSpec] = &[
     spec::<Lpm<[u8; 16]>, AclEntry>("DENY_V6", MapKind::LpmTrie, MAX_ACL_PREFIXES, Lifetime::Policy),
     spec::<Lpm<[u8; 4]>, u32>("RULES_V4", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
     spec::<Lpm<[u8; 16]>, u32>("RULES_V6", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
-    spec::<u32, PacketRule>("RULES", MapKind::Array, MAX_RULE_PREFIXES, Lifetime::Policy),
+    spec::<u32, PacketRule>("RULES", MapKind::Array, RULE_SLOTS, Lifetime::Policy),
     spec::<u32, u64>("PORTS", MapKind::Array, PORT_WORDS, Lifetime::Policy),
     spec::<SrcKeyV4, Budget>("BUDGETS_V4", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
     spec::<SrcKeyV6, Budget>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
@@ -114,6 +117,7 @@ pub const MAPS: &[MapSpec] = &[
     spec::<SrcKeyV6, Bucket>("BUCKETS_V6", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<u32, Bucket>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
     spec::<u32, u64>("CREATION", MapKind::Array, creation::SLOTS, Lifetime::Shared),
-    spec::<u32, Counter>("STATS", MapKind::PerCpuArray, STATS_ENTRIES, Lifetime::Shared),
+    spec::<u32, Counters>("STATS", MapKind::PerCpuArray, PER_CPU_SLOTS, Lifetime::Shared),
+    spec::<u32, Counters>("MORE_STATS", MapKind::Array, RULE_SLOTS - PER_CPU_SLOTS, Lifetime::WhenUsed),
     spec::<u32, RuleName>("RULE_NAMES", MapKind::Array, RULE_SLOTS, Lifetime::Shared),
 ];

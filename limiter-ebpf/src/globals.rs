@@ -43,6 +43,10 @@ pub(crate) static DEFAULT_RULE_V6: Global<u32> = Global::new(u32::MAX);
 #[unsafe(no_mangle)]
 pub(crate) static LIMITS: Global<u32> = Global::new(7);
 
+/// 1: there are more rules than `STATS` has counters for.
+#[unsafe(no_mangle)]
+pub(crate) static MORE_RULES: Global<u8> = Global::new(1);
+
 /// 1: the agent may push budgets.
 #[unsafe(no_mangle)]
 pub(crate) static HAS_BUDGETS: Global<u8> = Global::new(1);

@@ -334,11 +334,12 @@ fn protect(value: &Value<'_>) -> Option<Protect> {
 }
 
 fn protected_port(text: &str) -> Result<(Transport, u16), String> {
-    let wrong = || format!("\"{text}\" is not a port such as \"tcp/443\" or \"udp/443\"");
+    let wrong = || format!("\"{text}\" is not a port such as \"tcp/443\", \"udp/53\" or \"quic/443\"");
     let (transport, port) = text.split_once('/').ok_or_else(wrong)?;
     let transport = match transport {
         "tcp" => Transport::Tcp,
-        "udp" => Transport::Udp,
+        // QUIC runs over UDP.
+        "udp" | "quic" => Transport::Udp,
         _ => return Err(wrong()),
     };
     match port.parse() {

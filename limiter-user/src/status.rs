@@ -65,11 +65,21 @@ pub struct XdpStatus {
     pub missing: Vec<MissingStatus>,
     pub counters: Vec<PacketCounter>,
     pub budgets: Vec<Entry>,
+    /// All entries of operators, and the first [`LISTED`] of the policy.
     pub allow: Vec<Entry>,
     pub deny: Vec<Entry>,
+    /// How many more the policy has.
+    #[serde(default)]
+    pub more_allow: u64,
+    #[serde(default)]
+    pub more_deny: u64,
     /// What could not be read.
     pub errors: Vec<String>,
 }
+
+/// Most prefixes of the policy that are listed: whoever wants to know all reads the policy file, and with a hundred
+/// thousand of them an answer would take seconds.
+const LISTED: u64 = 1000;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct InterfaceStatus {
@@ -265,20 +275,8 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
         keep(error);
         Vec::new()
     });
-    let millis = |remaining: Duration| u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
     let (allow, deny): (Vec<_>, Vec<_>) = dataplane.acl().into_iter().partition(|entry| entry.list == List::Allow);
-    let entries = |listing: Vec<AclListing>| {
-        let entry = |entry: AclListing| Entry {
-            prefix: entry.prefix.to_string(),
-            remaining_ms: entry.remaining.map(millis),
-            reason: match entry.origin {
-                Origin::Policy => "policy".to_owned(),
-                Origin::Operator => "operator".to_owned(),
-            },
-            rule: None,
-        };
-        listing.into_iter().map(entry).collect()
-    };
+    let ((allow, more_allow), (deny, more_deny)) = (entries(allow), entries(deny));
     let budget = |budget: BudgetListing| Entry {
         prefix: budget.source.to_string(),
         remaining_ms: Some(millis(budget.remaining)),
@@ -310,10 +308,36 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
             })
             .collect(),
         budgets: dataplane.budgets().into_iter().map(budget).collect(),
-        allow: entries(allow),
-        deny: entries(deny),
+        allow,
+        deny,
+        more_allow,
+        more_deny,
         errors,
     }
+}
+
+/// A list, and how many prefixes of the policy are left out of it.
+fn entries(listing: Vec<AclListing>) -> (Vec<Entry>, u64) {
+    let (mut entries, mut of_policy) = (Vec::new(), 0u64);
+    for AclListing { prefix, origin, remaining, .. } in listing {
+        let reason = match origin {
+            Origin::Policy => {
+                of_policy += 1;
+                if of_policy > LISTED {
+                    continue;
+                }
+                "policy"
+            }
+            Origin::Operator => "operator",
+        };
+        let remaining_ms = remaining.map(millis);
+        entries.push(Entry { prefix: prefix.to_string(), remaining_ms, reason: reason.to_owned(), rule: None });
+    }
+    (entries, of_policy.saturating_sub(LISTED))
+}
+
+fn millis(remaining: Duration) -> u64 {
+    u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Source for Arc<StatusSource> {

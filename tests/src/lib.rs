@@ -14,6 +14,7 @@ pub mod object;
 pub mod older;
 pub mod packet;
 pub mod ping_pong;
+pub mod random;
 pub mod redis_server;
 pub mod traffic;
 pub mod vectors;

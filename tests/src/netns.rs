@@ -17,7 +17,8 @@ use crate::ip::{ip, ip_command};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const PREFIX: &str = "limiter-test-";
-const CLIENT_INTERFACE: &str = "cl0";
+/// The other end of [`INTERFACE`].
+pub const CLIENT_INTERFACE: &str = "cl0";
 
 /// The gateway's interface towards the client.
 pub const INTERFACE: &str = "gw0";

@@ -235,9 +235,18 @@ impl KernelDataplane {
                 return Err(DataplaneError::TooMany { what: "budgets", count, capacity: MAX_BUDGETS });
             }
         }
-        let in_use =
-            |id: &str| rules.rules.iter().any(|rule| &*rule.id == id) || request_rules.iter().any(|rule| &**rule == id);
-        let slot = loader::slot_for(&mut attached.maps, &mut attached.slots, rule, in_use)?.unwrap_or(NO_RULE);
+        let slot = match attached.slots.slot(rule) {
+            Some(slot) => slot,
+            None => {
+                let rule: Arc<str> = rule.into();
+                let in_use = || rules.rules.iter().map(|rule| &rule.id).chain(&*request_rules).cloned().collect();
+                let taken = attached.slots.take(&rule, in_use);
+                if let Some(taken) = taken {
+                    attached.maps.give_slot(taken, &rule)?;
+                }
+                taken.map_or(NO_RULE, |taken| taken.slot)
+            }
+        };
         let budget = budget(acl::deadline(ktime(), lasts), slot);
         attached.maps.insert_budget(source, budget)?;
         budgets.insert(source, budget);
@@ -254,16 +263,16 @@ impl State {
     /// Slots with one for each of `rules`. The program in force still counts in those of its own rules, so they are
     /// given away only when there is no other.
     fn reserve_slots(&mut self, rules: &CompiledRules) -> Result<Slots, DataplaneError> {
-        let is_new = |id: &str| rules.rules.iter().any(|rule| &*rule.id == id);
-        let is_old = |id: &str| self.rules.rules.iter().any(|rule| &*rule.id == id);
-        for rule in &rules.rules {
-            let Attached { maps, slots, .. } = &mut self.attached;
-            let in_use = |id: &str| is_new(id) || is_old(id);
-            if loader::slot_for(maps, slots, &rule.id, in_use)?.is_none() {
-                loader::slot_for(maps, slots, &rule.id, is_new)?;
+        let Attached { maps, slots, .. } = &mut self.attached;
+        let (new, old) = (rules.ids(), self.rules.ids());
+        let taken = slots.take_all(rules.by_width(), &new.union(&old).copied().collect());
+        let taken = taken.or_else(|_| slots.take_all(rules.by_width(), &new)).map_err(loader::too_many_rules)?;
+        for taken in taken {
+            if let Some(rule) = slots.rule(taken.slot) {
+                maps.give_slot(taken, rule)?;
             }
         }
-        Ok(self.attached.slots.clone())
+        Ok(slots.clone())
     }
 }
 
@@ -274,8 +283,9 @@ impl Dataplane for KernelDataplane {
         let rules = slots.taken().map(|(slot, rule)| (slot, Some(Arc::clone(rule))));
         let mut counters = Vec::new();
         for (slot, rule) in std::iter::once((NO_RULE, None)).chain(rules) {
+            let of_slot = maps.counters(slot)?;
             for verdict in Verdict::all() {
-                let counter = maps.counter(slot, verdict)?;
+                let counter = *of_slot.of(verdict);
                 if counter.packets > 0 {
                     counters.push(RuleCounter { rule: rule.clone(), verdict, counter });
                 }
