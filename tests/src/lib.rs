@@ -11,5 +11,6 @@ pub mod ip;
 pub mod netns;
 pub mod object;
 pub mod packet;
+pub mod packet_socket;
 pub mod redis_server;
 pub mod vectors;

@@ -17,8 +17,8 @@ use crate::ip::{ip, ip_command};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const PREFIX: &str = "limiter-test-";
-const CLIENT_INTERFACE: &str = "cl0";
-
+/// The client's interface towards the gateway.
+pub const CLIENT_INTERFACE: &str = "cl0";
 /// The gateway's interface towards the client.
 pub const INTERFACE: &str = "gw0";
 /// A second one, between the same namespaces, without addresses.

@@ -22,12 +22,14 @@ pub(crate) enum Requirement {
     Nft,
     Iptables,
     Wrk,
+    Nginx,
+    Ethtool,
     Nextest,
     Deny,
 }
 
 impl Requirement {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 13] = [
         Self::BpfToolchain,
         Self::Bpffs,
         Self::RedisServer,
@@ -37,6 +39,8 @@ impl Requirement {
         Self::Nft,
         Self::Iptables,
         Self::Wrk,
+        Self::Nginx,
+        Self::Ethtool,
         Self::Nextest,
         Self::Deny,
     ];
@@ -45,8 +49,9 @@ impl Requirement {
     pub(crate) const TESTS: [Self; 6] =
         [Self::BpfToolchain, Self::Bpffs, Self::RedisServer, Self::Ip, Self::Curl, Self::Nextest];
 
-    /// What `cargo xtask bench` needs beside that: the programs to compare with.
-    pub(crate) const BENCHES: [Self; 4] = [Self::XdpFilter, Self::Nft, Self::Iptables, Self::Wrk];
+    /// What `cargo xtask bench` needs beside that: the programs to compare with, and those that make and serve load.
+    pub(crate) const BENCHES: [Self; 6] =
+        [Self::XdpFilter, Self::Nft, Self::Iptables, Self::Wrk, Self::Nginx, Self::Ethtool];
 
     fn row(self) -> Row {
         match self {
@@ -59,6 +64,8 @@ impl Requirement {
             Self::Nft => Row::for_benches(Program { name: "nft", package: "nftables" }),
             Self::Iptables => Row::for_benches(Program { name: "iptables", package: "iptables" }),
             Self::Wrk => Row::for_benches(Program { name: "wrk", package: "wrk" }),
+            Self::Nginx => Row::for_benches(Program { name: "nginx", package: "nginx-light" }),
+            Self::Ethtool => Row::for_benches(Program { name: "ethtool", package: "ethtool" }),
             // `cargo test` runs the same tests.
             Self::Nextest => Row {
                 item: Box::new(CargoTool { name: "cargo-nextest", version: "0.9.143" }),
