@@ -1,14 +1,11 @@
-//! How a benchmark makes one frame come from many sources: the frame carries the state of a walk, and the programs
-//! `walk` and `spray` of the benchmark object step it before the limiter runs.
+//! How a benchmark makes one frame come from many sources: the frame carries the state of a walk, and the program
+//! `walk` of the benchmark object steps it before the limiter runs.
 
 /// Where in the frame the state is: behind the headers of UDP over IPv4 or IPv6.
 pub const STATE_OFFSET: usize = 64;
 /// Where the number of a source is in the frame: all of an IPv4 address, and the upper half of an IPv6 address that a
 /// /64 keeps.
 pub const SOURCE_OFFSET: usize = 26;
-
-/// Where the identification of an IPv4 header is.
-pub const IDENTIFICATION_OFFSET: usize = 18;
 
 /// Visits `count` sources over and over, `stride` apart. Host byte order.
 #[repr(C)]

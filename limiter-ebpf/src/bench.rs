@@ -9,7 +9,7 @@ use aya_ebpf::{
     maps::ProgramArray,
     programs::XdpContext,
 };
-use limiter_common::walk::{IDENTIFICATION_OFFSET, SOURCE_OFFSET, STATE_OFFSET, Walk};
+use limiter_common::walk::{SOURCE_OFFSET, STATE_OFFSET, Walk};
 
 /// The program that `walk` goes on with.
 #[map]
@@ -21,43 +21,24 @@ fn drop_all(_: XdpContext) -> u32 {
     xdp_action::XDP_DROP
 }
 
-/// The interface that `spray` sends from.
+/// The interface that `forward` sends from.
 #[unsafe(no_mangle)]
-static SPRAY_FROM: Global<u32> = Global::new(0);
+static FORWARD_TO: Global<u32> = Global::new(0);
+
+/// Sends every frame on from another interface, bare, without a socket buffer.
+#[xdp]
+fn forward(_: XdpContext) -> u32 {
+    // SAFETY: the helper takes two numbers.
+    let action = unsafe { bpf_redirect(FORWARD_TO.load(), 0) };
+    u32::try_from(action).unwrap_or(xdp_action::XDP_ABORTED)
+}
 
 /// Makes the frame come from the next source of its walk. BPF_PROG_TEST_RUN keeps the frame from one run to the next.
 #[xdp(frags)]
 fn walk(ctx: XdpContext) -> u32 {
-    if step(&ctx).is_some() {
-        // SAFETY: the index is that of the only entry. The call returns only when there is no program to go on with.
-        unsafe { NEXT.tail_call(&ctx, 0) };
-    }
-    xdp_action::XDP_ABORTED
-}
-
-/// Sends the frame from the next source of its walk, which is of IPv4.
-#[xdp]
-fn spray(ctx: XdpContext) -> u32 {
-    let Some(source) = step(&ctx) else { return xdp_action::XDP_ABORTED };
-    let frame = ctx.data();
-    if frame + IDENTIFICATION_OFFSET + 2 > ctx.data_end() {
-        return xdp_action::XDP_ABORTED;
-    }
-    let [_, _, high, low] = source.to_be_bytes();
-    // So the header's checksum is the same for all sources of a /16.
-    // SAFETY: these bytes end before `data_end`, and nothing else refers to the frame.
-    unsafe { ((frame + IDENTIFICATION_OFFSET) as *mut [u8; 2]).write([!high, !low]) };
-    // SAFETY: the helper takes two numbers.
-    let action = unsafe { bpf_redirect(SPRAY_FROM.load(), 0) };
-    u32::try_from(action).unwrap_or(xdp_action::XDP_ABORTED)
-}
-
-/// Steps the walk that the frame carries, and writes the source into it.
-#[inline(always)]
-fn step(ctx: &XdpContext) -> Option<u32> {
     let frame = ctx.data();
     if frame + STATE_OFFSET + Walk::LEN > ctx.data_end() {
-        return None;
+        return xdp_action::XDP_ABORTED;
     }
     let state = (frame + STATE_OFFSET) as *mut Walk;
     // SAFETY: the state ends before `data_end`, any bytes are a state, and alignment does not matter to this call.
@@ -66,7 +47,9 @@ fn step(ctx: &XdpContext) -> Option<u32> {
     unsafe { state.write_unaligned(next) };
     // SAFETY: the source lies before the state.
     unsafe { ((frame + SOURCE_OFFSET) as *mut [u8; 4]).write(source.to_be_bytes()) };
-    Some(source)
+    // SAFETY: the index is that of the only entry. The call returns only when there is no program to go on with.
+    unsafe { NEXT.tail_call(&ctx, 0) };
+    xdp_action::XDP_ABORTED
 }
 
 /// The verifier refuses a program in which this loop could be reached.

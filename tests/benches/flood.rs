@@ -23,13 +23,13 @@ use std::{
 use aya::Ebpf;
 use limiter_tests::{
     bench::{Goal, Row, report, rounds},
-    netns::{INTERFACE, TestNet},
+    netns::{CLIENT_INTERFACE, INTERFACE, TestNet},
 };
 use limiter_user::clock::Stopwatch;
 
 use crate::{
     guard::Guard,
-    sender::{Origin, Sender},
+    sender::{Origin, Sender, Sent},
     usage::Usage,
     web::{Server, requests_per_second},
 };
@@ -72,38 +72,43 @@ struct Round {
     /// Requests a second without a flood, and with it.
     quiet: f64,
     flooded: f64,
-    /// What arrived a second while requests were made.
-    arrived: f64,
+    /// What was sent of the flood in a second, while requests were made.
+    sent: f64,
     /// Of a flood without requests: seconds of CPU time in a second, packets a second, and those dropped.
     busy: f64,
     received: f64,
     dropped: f64,
-    /// Packets a second when the sender sends as fast as it can, with the work of both sides on its CPU.
+    /// Packets a second when the sender sends as fast as it can, with the work of both sides on its CPU; and seconds of CPU
+    /// time that each took.
     most: f64,
+    cost: f64,
 }
 
 impl Round {
     fn measure(origin: Origin, guard: Guard, rate: u32) -> Self {
         let net = TestNet::new();
-        // As it is for every network card. With it the interface takes packets by NAPI, as the driver of a card does.
-        net.gateway(|| offload("gro", "on"));
+        // As it is for every network card. With it an interface takes packets by NAPI, as the driver of a card does, and
+        // lets frames be sent through it.
+        net.gateway(|| offload(INTERFACE, "gro", "on"));
+        net.client(|| offload(CLIENT_INTERFACE, "gro", "on"));
         let server = (guard != Guard::DropAll).then(|| Server::start(&net));
         let _standing = guard.stand(&net);
         let mut sender = Sender::open(&net, origin);
         let mut round = Self::default();
         if server.is_some() {
             round.quiet = requests_per_second(&net, SECONDS);
-            let (flooded, usage, _) = flooding(&net, &mut sender, Some(rate), || requests_per_second(&net, SECONDS));
+            let (flooded, _, sent) = flooding(&net, &mut sender, Some(rate), || requests_per_second(&net, SECONDS));
             round.flooded = flooded;
-            round.arrived = usage.received;
+            round.sent = sent.packets;
         }
-        let idle = || thread::park_timeout(Duration::from_secs(SECONDS.into()));
+        let idle = || wait(Duration::from_secs(SECONDS.into()));
         let ((), usage, _) = flooding(&net, &mut sender, Some(rate), idle);
         round.busy = usage.busy;
         round.received = usage.received;
         round.dropped = usage.received - usage.let_in;
-        let ((), usage, _) = flooding(&net, &mut sender, None, idle);
+        let ((), usage, sent) = flooding(&net, &mut sender, None, idle);
         round.most = usage.received;
+        round.cost = sent.cpu / usage.received;
         round
     }
 
@@ -117,22 +122,23 @@ impl Round {
         Self {
             quiet: of(|round| round.quiet),
             flooded: of(|round| round.flooded),
-            arrived: of(|round| round.arrived),
+            sent: of(|round| round.sent),
             busy: of(|round| round.busy),
             received: of(|round| round.received),
             dropped: of(|round| round.dropped),
             most: of(|round| round.most),
+            cost: of(|round| round.cost),
         }
     }
 }
 
-/// Does `work` in a flood, and tells what was used in each second of it, and how many packets were sent in one.
-fn flooding<T>(net: &TestNet, sender: &mut Sender, rate: Option<u32>, work: impl FnOnce() -> T) -> (T, Usage, f64) {
+/// Does `work` in a flood, and tells what was used in each second of it, by whom.
+fn flooding<T>(net: &TestNet, sender: &mut Sender, rate: Option<u32>, work: impl FnOnce() -> T) -> (T, Usage, Sent) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let sent = scope.spawn(|| net.client(|| sender.send(rate, &stop)));
+        let sent = scope.spawn(|| sender.send(rate, &stop));
         // The buckets of the sources empty first.
-        thread::park_timeout(Duration::from_millis(200));
+        wait(Duration::from_millis(200));
         let clock = Stopwatch::start();
         let before = Usage::now(net);
         let result = work();
@@ -171,7 +177,7 @@ fn rows_of(origin: Origin, medians: &[(Guard, Round)]) -> Vec<Row> {
     for guard in ours {
         rows.extend(others.map(|other| goodput(guard).beside(&goodput(other)).goal(Goal::AtLeast(1.0))));
     }
-    rows.extend(Guard::ALL.map(|guard| of(guard, "packets/s", "flood that arrived with it", |round| round.arrived)));
+    rows.extend(Guard::ALL.map(|guard| of(guard, "packets/s", "flood that was sent beside it", |round| round.sent)));
 
     let busy = |guard| of(guard, "% of a CPU", "CPU used by the flood", |round| round.busy * 100.0);
     rows.push(busy(Guard::Nothing));
@@ -184,17 +190,24 @@ fn rows_of(origin: Origin, medians: &[(Guard, Round)]) -> Vec<Row> {
     rows.extend(all.clone().map(|guard| of(guard, "packets/s", "flood that arrived", |round| round.received)));
     rows.extend(all.clone().map(|guard| of(guard, "packets/s", "dropped of it", |round| round.dropped)));
     rows.extend(
-        all.clone().map(|guard| {
-            of(guard, "ns", "CPU time a packet, with sending it", |round| round.busy * 1e9 / round.received)
-        }),
+        all.clone().map(|guard| of(guard, "ns", "CPU time a packet, with sending it", |round| round.cost * 1e9)),
     );
     rows.extend(all.map(|guard| of(guard, "packets/s", "most that one CPU sends and takes", |round| round.most)));
     rows
 }
 
-/// Switches an offload of the gateway's interface, in the namespace of this thread.
-fn offload(name: &str, value: &str) {
-    let status = Command::new("ethtool").args(["-K", INTERFACE, name, value]).status().expect("start ethtool");
+/// Lets time pass.
+fn wait(time: Duration) {
+    let clock = Stopwatch::start();
+    // May wake early.
+    while clock.elapsed() < time {
+        thread::park_timeout(time - clock.elapsed().min(time));
+    }
+}
+
+/// Switches an offload of an interface in the namespace of this thread.
+fn offload(interface: &str, name: &str, value: &str) {
+    let status = Command::new("ethtool").args(["-K", interface, name, value]).status().expect("start ethtool");
     assert!(status.success(), "ethtool: {status}");
 }
 

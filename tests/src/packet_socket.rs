@@ -85,7 +85,7 @@ pub struct Datagram {
 }
 
 const IP: usize = 14;
-const PAYLOAD_LEN: usize = 38;
+const PAYLOAD_LEN: usize = 18;
 
 impl Datagram {
     /// To a port of the host behind this hardware address.
@@ -106,9 +106,6 @@ impl Datagram {
             IpAddr::V4(address) => {
                 let header = &mut self.frame[IP..IP + 20];
                 header[12..16].copy_from_slice(&address.octets());
-                let [_, _, high, low] = address.octets();
-                // So the checksum is the same for all sources of a /16.
-                header[4..6].copy_from_slice(&[!high, !low]);
                 header[10..12].fill(0);
                 let sum = checksum([&*header]);
                 header[10..12].copy_from_slice(&sum);

@@ -1,7 +1,9 @@
 //! The flood: small UDP packets from a few sources, as fast as asked.
 
 use std::{
+    fs,
     net::IpAddr,
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -9,11 +11,10 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{TestRun as _, TestRunAttrs, TestRunOptions, Xdp},
+    programs::{Xdp, XdpMode},
 };
-use limiter_common::walk::{STATE_OFFSET, Walk};
 use limiter_tests::{
-    netns::{CLIENT_INTERFACE, GATEWAY_V4, INTERFACE, TestNet},
+    netns::{CLIENT_INTERFACE, GATEWAY_V4, INTERFACE, SECOND_CLIENT_INTERFACE, SECOND_INTERFACE, TestNet},
     packet_socket::{Datagram, PacketSocket, hardware_address, index},
 };
 use limiter_user::clock::Stopwatch;
@@ -24,64 +25,61 @@ use nix::{
 
 /// 198.18.0.0 and those after it.
 const FIRST_SOURCE: u32 = 0xc612_0000;
-pub(crate) const SOURCES: u32 = 64;
-/// What the kernel sends at a time, and what one call asks of it: a call by itself costs some microseconds.
+const SOURCES: u32 = 64;
+/// Packets between two looks at the clock.
 const BATCH: u32 = 64;
-const CALL: u32 = 512;
 /// What a flood that fell behind does not make up for.
 const MOST_BEHIND: Duration = Duration::from_millis(20);
 
-/// How packets come to the wire.
+/// How packets come to the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Bare frames, as a network card gives them to its driver: the kernel has no socket buffer for them yet.
+    /// As bare frames, which is how a network card gives them to its driver: there is no socket buffer yet.
     Card,
-    /// Sent by a socket of this host, as from a container: the kernel has a socket buffer already.
+    /// In socket buffers, since a socket of this host has sent them, as from a container.
     Socket,
 }
 
 pub(crate) struct Sender {
-    frame: Vec<u8>,
-    wire: Wire,
+    socket: PacketSocket,
+    datagram: Datagram,
+    /// What makes bare frames of the packets, on their way through the second pair of interfaces.
+    _forward: Option<Ebpf>,
 }
 
-enum Wire {
-    Card(Ebpf),
-    Socket(PacketSocket, Datagram),
+/// What a sender did in a second.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) packets: f64,
+    /// Seconds that its CPU worked for it, or for the interface that takes what it sent.
+    pub(crate) cpu: f64,
 }
 
 impl Sender {
     pub(crate) fn open(net: &TestNet, origin: Origin) -> Self {
-        let mut datagram = Datagram::to(net.gateway(|| hardware_address(INTERFACE)), GATEWAY_V4, crate::FLOODED);
-        let walk = Walk { first: FIRST_SOURCE, count: SOURCES, stride: 1, index: 0 };
-        let mut frame = datagram.from(source(0)).to_vec();
-        frame[STATE_OFFSET..][..Walk::LEN].copy_from_slice(&walk.to_bytes());
-        let wire = match origin {
+        let datagram = Datagram::to(net.gateway(|| hardware_address(INTERFACE)), GATEWAY_V4, crate::FLOODED);
+        match origin {
             Origin::Card => {
-                let from = net.client(|| index(CLIENT_INTERFACE));
-                let mut loader = EbpfLoader::new();
-                loader.override_global("SPRAY_FROM", &from, true);
-                let mut object = loader.load(&crate::bench_bytes()).expect("load the object of the benchmark");
-                let program: &mut Xdp =
-                    object.program_mut("spray").expect("a program").try_into().expect("an XDP program");
-                program.load().expect("the verifier accepts it");
-                Wire::Card(object)
+                let forward = forward(net);
+                let socket = net.gateway(|| PacketSocket::open(SECOND_INTERFACE));
+                Self { socket, datagram, _forward: Some(forward) }
             }
-            Origin::Socket => Wire::Socket(net.client(|| PacketSocket::open(CLIENT_INTERFACE)), datagram),
-        };
-        Self { frame, wire }
+            Origin::Socket => {
+                let socket = net.client(|| PacketSocket::open(CLIENT_INTERFACE));
+                Self { socket, datagram, _forward: None }
+            }
+        }
     }
 
-    /// Sends from one CPU until told to stop; without a rate, as fast as it can. Tells how many a second it were.
-    ///
-    /// In the client's namespace.
-    #[expect(clippy::float_arithmetic, reason = "a rate")]
-    pub(crate) fn send(&mut self, rate: Option<u32>, stop: &AtomicBool) -> f64 {
+    /// Sends from one CPU until told to stop; without a rate, as fast as it can.
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    pub(crate) fn send(&mut self, rate: Option<u32>, stop: &AtomicBool) -> Sent {
         let mut cpu = CpuSet::new();
         cpu.set(0).expect("a CPU");
         sched_setaffinity(Pid::from_raw(0), &cpu).expect("stay on one CPU");
         let clock = Stopwatch::start();
-        let mut sent = 0u64;
+        let cpu_before = cpu_time();
+        let mut packets = 0u64;
         let mut due = Duration::ZERO;
         while !stop.load(Ordering::Relaxed) {
             if let Some(rate) = rate {
@@ -90,32 +88,44 @@ impl Sender {
                     thread::park_timeout(due - now);
                     continue;
                 }
-                due = due.max(now.saturating_sub(MOST_BEHIND)) + Duration::from_secs(CALL.into()) / rate;
+                due = due.max(now.saturating_sub(MOST_BEHIND)) + Duration::from_secs(BATCH.into()) / rate;
             }
-            self.send_some();
-            sent += u64::from(CALL);
+            for number in 0..BATCH {
+                let source = IpAddr::V4((FIRST_SOURCE + number % SOURCES).into());
+                self.socket.send(self.datagram.from(source));
+            }
+            packets += u64::from(BATCH);
         }
-        sent as f64 / clock.elapsed().as_secs_f64()
-    }
-
-    fn send_some(&mut self) {
-        match &mut self.wire {
-            Wire::Card(object) => {
-                let program: &Xdp = object.program("spray").expect("a program").try_into().expect("an XDP program");
-                let attrs = TestRunAttrs::new().xdp_live_frames(BATCH);
-                let options =
-                    TestRunOptions { data_in: Some(&self.frame), repeat: CALL, attrs, ..TestRunOptions::new() };
-                program.test_run(options).expect("send frames");
-            }
-            Wire::Socket(socket, datagram) => {
-                for number in 0..CALL {
-                    socket.send(datagram.from(source(number % SOURCES)));
-                }
-            }
-        }
+        let seconds = clock.elapsed().as_secs_f64();
+        Sent { packets: packets as f64 / seconds, cpu: (cpu_time() - cpu_before) / seconds }
     }
 }
 
-fn source(number: u32) -> IpAddr {
-    IpAddr::V4((FIRST_SOURCE + number).into())
+/// From the client's second interface to its first.
+fn forward(net: &TestNet) -> Ebpf {
+    let to = net.client(|| index(CLIENT_INTERFACE));
+    let mut loader = EbpfLoader::new();
+    loader.override_global("FORWARD_TO", &to, true);
+    let mut object = loader.load(&crate::bench_bytes()).expect("load the object of the benchmark");
+    let program: &mut Xdp = object.program_mut("forward").expect("a program").try_into().expect("an XDP program");
+    program.load().expect("the verifier accepts it");
+    net.client(|| program.attach(SECOND_CLIENT_INTERFACE, XdpMode::Driver).map(drop)).expect("attach it");
+    object
+}
+
+/// Seconds that this thread and the softirqs of its CPU have run. What a packet costs at the other end of the veth pair
+/// is in one or the other.
+fn cpu_time() -> f64 {
+    let of_thread = run_time("/proc/thread-self/schedstat");
+    let ksoftirqd = fs::read_dir("/proc").expect("list the processes").flatten().find_map(|process| {
+        let is_it = fs::read_to_string(process.path().join("comm")).is_ok_and(|name| name == "ksoftirqd/0\n");
+        is_it.then(|| run_time(process.path().join("schedstat")))
+    });
+    of_thread + ksoftirqd.unwrap_or(0.0)
+}
+
+fn run_time(path: impl AsRef<Path>) -> f64 {
+    let text = fs::read_to_string(path).expect("read how long a thread has run");
+    let nanoseconds: f64 = text.split_whitespace().next().expect("a number").parse().expect("a number");
+    nanoseconds / 1e9
 }
