@@ -166,10 +166,7 @@ fn rows_of(origin: Origin, medians: &[(Guard, Round)]) -> Vec<Row> {
 
     let quiet = |guard| of(guard, "requests/s", "goodput without a flood", |round| round.quiet);
     rows.push(quiet(Guard::Nothing));
-    rows.extend(
-        [Guard::Native, Guard::Generic, Guard::Nftables, Guard::Iptables]
-            .map(|guard| quiet(guard).beside(&quiet(Guard::Nothing))),
-    );
+    rows.extend(ours.into_iter().chain(others).map(|guard| quiet(guard).beside(&quiet(Guard::Nothing))));
 
     let goodput = |guard| of(guard, "requests/s", "goodput in the flood", |round| round.flooded);
     rows.push(goodput(Guard::Nothing));
@@ -177,11 +174,11 @@ fn rows_of(origin: Origin, medians: &[(Guard, Round)]) -> Vec<Row> {
     for guard in ours {
         rows.extend(others.map(|other| goodput(guard).beside(&goodput(other)).goal(Goal::AtLeast(1.0))));
     }
-    rows.extend(Guard::ALL.map(|guard| of(guard, "packets/s", "flood that was sent beside it", |round| round.sent)));
+    rows.extend(Guard::ALL.map(|guard| of(guard, "packets/s", "flood sent beside it", |round| round.sent)));
 
-    let busy = |guard| of(guard, "% of a CPU", "CPU used by the flood", |round| round.busy * 100.0);
-    rows.push(busy(Guard::Nothing));
+    let busy = |guard| of(guard, "% of a CPU", "CPU in use in the flood", |round| round.busy * 100.0);
     rows.push(busy(Guard::DropAll));
+    rows.push(busy(Guard::Nothing));
     rows.extend(others.map(|guard| busy(guard).beside(&busy(Guard::Nothing))));
     for guard in ours {
         rows.extend(others.map(|other| busy(guard).beside(&busy(other)).goal(Goal::AtMost(1.0))));
@@ -189,9 +186,14 @@ fn rows_of(origin: Origin, medians: &[(Guard, Round)]) -> Vec<Row> {
     let all = Guard::ALL.into_iter().chain([Guard::DropAll]);
     rows.extend(all.clone().map(|guard| of(guard, "packets/s", "flood that arrived", |round| round.received)));
     rows.extend(all.clone().map(|guard| of(guard, "packets/s", "dropped of it", |round| round.dropped)));
-    rows.extend(
-        all.clone().map(|guard| of(guard, "ns", "CPU time a packet, with sending it", |round| round.cost * 1e9)),
-    );
+
+    let cost = |guard| of(guard, "ns", "CPU time a packet, with sending it", |round| round.cost * 1e9);
+    rows.push(cost(Guard::DropAll));
+    rows.push(cost(Guard::Nothing));
+    rows.extend(others.map(cost));
+    for guard in ours {
+        rows.extend(others.map(|other| cost(guard).beside(&cost(other)).goal(Goal::AtMost(1.0))));
+    }
     rows.extend(all.map(|guard| of(guard, "packets/s", "most that one CPU sends and takes", |round| round.most)));
     rows
 }

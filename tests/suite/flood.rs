@@ -287,12 +287,13 @@ struct Clients {
     heavy_new: [IpAddr; 2],
 }
 
-#[expect(clippy::float_arithmetic, clippy::cast_precision_loss, reason = "expected counts")]
+#[expect(clippy::float_arithmetic, reason = "an expected count")]
 fn quota(burst: u64, rate: u64, time: Duration) -> f64 {
     burst as f64 + rate as f64 * time.as_secs_f64()
 }
 
-#[expect(clippy::float_arithmetic, clippy::cast_precision_loss, reason = "shares of counts")]
+#[expect(clippy::float_arithmetic, reason = "a hundredth of a count")]
+#[expect(clippy::print_stderr, reason = "for whoever reads the output of a test")]
 fn a_flood_harms_nobody_else(mode: &str, family: &Family) {
     let net = TestNet::new();
     let pin_dir = net.pin_dir().display();
@@ -351,7 +352,7 @@ fn a_flood_harms_nobody_else(mode: &str, family: &Family) {
     for source in &clients.heavy_new {
         let most = quota(2 * BURST, RATE, heavy_new_time) + 1.0;
         let passed = arrived(source);
-        assert!(passed >= BURST.min(1) && passed as f64 <= most, "{source}, new and heavy: {passed} of {most}");
+        assert!(passed > 0 && passed as f64 <= most, "{source}, new and heavy: {passed} of {most}");
     }
     // Every neighbourhood has one quota, and every bucket that was made has passed one packet.
     let passed = packets(&agent, "pass", "conforming") as f64;

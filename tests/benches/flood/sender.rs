@@ -72,7 +72,6 @@ impl Sender {
     }
 
     /// Sends from one CPU until told to stop; without a rate, as fast as it can.
-    #[expect(clippy::cast_precision_loss, reason = "a rate")]
     pub(crate) fn send(&mut self, rate: Option<u32>, stop: &AtomicBool) -> Sent {
         let mut cpu = CpuSet::new();
         cpu.set(0).expect("a CPU");

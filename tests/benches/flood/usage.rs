@@ -21,7 +21,6 @@ impl Usage {
         net.gateway(|| Self { busy: busy(), received: received(), let_in: let_in() })
     }
 
-    #[expect(clippy::float_arithmetic, reason = "differences of readings")]
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             busy: self.busy - earlier.busy,
@@ -32,7 +31,6 @@ impl Usage {
 }
 
 /// User, nice, system, interrupts and softirqs.
-#[expect(clippy::float_arithmetic, reason = "seconds")]
 fn busy() -> f64 {
     const TICKS_A_SECOND: f64 = 100.0;
     let text = fs::read_to_string("/proc/stat").expect("read /proc/stat");
