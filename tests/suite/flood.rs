@@ -118,7 +118,8 @@ impl Family {
     }
 
     /// New clients in quiet neighbourhoods, half of which have one of their two aggregate buckets in common with a flooded
-    /// neighbourhood. Those with both are the one in a thousand who may lose.
+    /// neighbourhood. Those with both are the one in a thousand who may lose. Two in each: what is kept of the new buckets
+    /// is for the first, and the second shares.
     fn newcomers(&self, seed: u64) -> Vec<IpAddr> {
         let mut flooded = vec![false; AGGREGATES as usize];
         for n in 0..NEIGHBOURHOODS {
@@ -126,14 +127,15 @@ impl Family {
                 flooded[place as usize] = true;
             }
         }
-        let shared = |address: &IpAddr| {
-            (self.places)(*address, seed).into_iter().filter(|place| flooded[*place as usize]).count()
+        let shared = |n: &u32| {
+            let places = (self.places)((self.host)(QUIET, *n, 7), seed);
+            places.into_iter().filter(|place| flooded[*place as usize]).count()
         };
-        let quiet = || (100..4000).map(|n| (self.host)(QUIET, n, 7));
-        let with = |count| quiet().filter(move |address| shared(address) == count).take(16);
-        let newcomers: Vec<_> = with(0).chain(with(1)).collect();
-        assert_eq!(newcomers.len(), 32);
-        newcomers
+        let with = |count| (100..4000).filter(move |n| shared(n) == count).take(16);
+        let neighbourhoods: Vec<_> = with(0).chain(with(1)).collect();
+        assert_eq!(neighbourhoods.len(), 32);
+        let hosts = |host| neighbourhoods.iter().map(move |n| (self.host)(QUIET, *n, host));
+        hosts(7).chain(hosts(8)).collect()
     }
 }
 

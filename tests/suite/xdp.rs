@@ -200,6 +200,34 @@ fn a_part_of_the_new_buckets_is_kept_for_quiet_neighbourhoods() {
 }
 
 #[test]
+fn a_client_that_keeps_sending_outlives_newcomers_that_fill_the_map_many_times() {
+    const MAX_SOURCES: u32 = 16_384;
+    const TURNS: u32 = 6;
+    const BURST: u64 = 50;
+    let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, BURST)]);
+    world.config.max_sources = MAX_SOURCES;
+    // As if the flood had lasted for hours.
+    world.tuning.new_sources = Some(burst_of(1 << 30));
+    let loaded = world.load();
+    let client = Packet::udp("192.0.2.7", 443).build();
+    let mut newcomer = Packet::udp("10.0.0.0", 443).build();
+    let mut used = 0;
+    for number in 0..TURNS * MAX_SOURCES {
+        newcomer[27..30].copy_from_slice(&number.to_be_bytes()[1..]);
+        loaded.dataplane.test_run(&newcomer, 1).expect("run the program");
+        if number.is_multiple_of(MAX_SOURCES / 8) {
+            used += 1;
+            let run = loaded.dataplane.test_run(&client, 1).expect("run the program");
+            assert!(!run.dropped, "after {number} newcomers");
+        }
+    }
+    // Its bucket was never made anew.
+    let passed = loaded.packets(Verdict::Pass(PassReason::Conforming));
+    loaded.dataplane.test_run(&client, 100).expect("run the program");
+    assert_eq!(loaded.packets(Verdict::Pass(PassReason::Conforming)) - passed, BURST - used);
+}
+
+#[test]
 fn buckets_refill_at_their_rate() {
     let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, 1)]);
     let quota = Quota { rate: Rate { count: 100, per_ns: 1_000_000_000 }, burst: 1 };
