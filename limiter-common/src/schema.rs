@@ -4,6 +4,7 @@
 use crate::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6},
+    aggregate::{Aggregate, ROWS},
     budget::Budget,
     rule::{Bucket, PacketRule},
     stats::{Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
@@ -20,8 +21,10 @@ pub const MAX_RULE_PREFIXES: u32 = 16_384;
 pub const MAX_BUDGETS: u32 = 65_536;
 /// Default of `xdp.max_sources`: buckets of each family, about 130 MB when both are in use.
 pub const DEFAULT_MAX_SOURCES: u32 = 524_288;
-/// Buckets that new sources share when too many are new: fixed, 0.4 MB.
-pub const AGGREGATES: u32 = 16_384;
+/// Places in a row of the buckets that new sources share when too many are new.
+pub const AGGREGATE_ROW: u32 = 131_072;
+/// All rows: fixed, 8 MB.
+pub const AGGREGATES: u32 = AGGREGATE_ROW * ROWS as u32;
 /// Words of the protected-port bitmap: 65,536 bits for TCP, then as many for UDP.
 pub const PORT_WORDS: u32 = 2 * 65_536 / 64;
 
@@ -41,7 +44,7 @@ pub const fn udp_port_bit(port: u16) -> u32 {
 pub mod creation {
     /// State of the budget for new buckets, see [`crate::gcra`].
     pub const TAT: u32 = 0;
-    /// Seed of [`crate::addr::aggregate_index`], kept so that the aggregates of one source stay the same across
+    /// Seed of [`crate::aggregate::index`], kept so that the aggregates of one source stay the same across
     /// reloads. 0: not chosen yet.
     pub const SEED: u32 = 1;
     /// Buckets ever made. None is removed but by the map itself when it is full, so this tells how many there are.
@@ -115,7 +118,7 @@ pub const MAPS: &[MapSpec] = &[
     spec::<SrcKeyV6, Budget>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
     spec::<SrcKeyV4, Bucket>("BUCKETS_V4", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<SrcKeyV6, Bucket>("BUCKETS_V6", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
-    spec::<u32, Bucket>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
+    spec::<u32, Aggregate>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
     spec::<u32, u64>("CREATION", MapKind::Array, creation::SLOTS, Lifetime::Shared),
     spec::<u32, Counters>("STATS", MapKind::PerCpuArray, PER_CPU_SLOTS, Lifetime::Shared),
     spec::<u32, Counters>("MORE_STATS", MapKind::Array, RULE_SLOTS - PER_CPU_SLOTS, Lifetime::WhenUsed),

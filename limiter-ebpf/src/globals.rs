@@ -65,6 +65,13 @@ pub(crate) static CREATION_QUOTA: Global<GcraParams> = Global::new(match GcraPar
     None => unreachable!(),
 });
 
+/// The part of it that is for everybody. The rest is a reserve for neighbourhoods that have made no bucket lately.
+#[unsafe(no_mangle)]
+pub(crate) static CREATION_COMMON: Global<GcraParams> = Global::new(match GcraParams::from_interval(1, 1) {
+    Some(params) => params,
+    None => unreachable!(),
+});
+
 /// Secret of the hash that spreads new sources over the aggregate buckets.
 #[unsafe(no_mangle)]
 pub(crate) static AGGREGATE_SEED: Global<u64> = Global::new(0);

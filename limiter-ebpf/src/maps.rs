@@ -9,6 +9,7 @@ use aya_ebpf::{
 use limiter_common::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6},
+    aggregate::Aggregate,
     budget::Budget,
     rule::{Bucket, PacketRule},
     schema,
@@ -57,9 +58,9 @@ static BUCKETS_V4: LruHashMap<SrcKeyV4, Bucket> = LruHashMap::with_max_entries(s
 #[map]
 static BUCKETS_V6: LruHashMap<SrcKeyV6, Bucket> = LruHashMap::with_max_entries(schema::DEFAULT_MAX_SOURCES, 0);
 
-/// Buckets that new sources share while too many are new. Only the program writes; 0.4 MB.
+/// Buckets that new sources share while too many are new. Only the program writes; 8 MB.
 #[map]
-static AGGREGATES: Array<Bucket> = Array::with_max_entries(schema::AGGREGATES, 0);
+static AGGREGATES: Array<Aggregate> = Array::with_max_entries(schema::AGGREGATES, 0);
 
 /// State of the creation of buckets, see `schema::creation`. The program writes, but for the seed.
 #[map]
@@ -164,6 +165,24 @@ impl BucketState {
     }
 }
 
+/// An aggregate bucket in its map.
+#[derive(Clone, Copy)]
+pub(crate) struct AggregateState {
+    pub(crate) bucket: BucketState,
+    pub(crate) creation: Tat,
+}
+
+impl AggregateState {
+    #[inline(always)]
+    fn new(aggregate: *mut Aggregate) -> Self {
+        // SAFETY: `aggregate` is the address of a whole map value, so its fields are in bounds.
+        let bucket = unsafe { &raw mut (*aggregate).bucket };
+        // SAFETY: as above.
+        let creation = unsafe { &raw mut (*aggregate).creation_tat };
+        Self { bucket: BucketState::new(bucket), creation: Tat { cell: creation } }
+    }
+}
+
 #[inline(always)]
 pub(crate) fn allow_v4<'a>(address: [u8; 4], prefix_len: u32) -> Option<&'a AclEntry> {
     ALLOW_V4.get(Key::new(prefix_len, address))
@@ -244,8 +263,8 @@ pub(crate) fn create_bucket_v6(key: &SrcKeyV6, now_ticks: u64) {
 }
 
 #[inline(always)]
-pub(crate) fn aggregate(index: u32) -> Option<BucketState> {
-    AGGREGATES.get_ptr_mut(index).map(BucketState::new)
+pub(crate) fn aggregate(index: u32) -> Option<AggregateState> {
+    AGGREGATES.get_ptr_mut(index).map(AggregateState::new)
 }
 
 #[inline(always)]

@@ -13,6 +13,7 @@ pub mod netns;
 pub mod object;
 pub mod older;
 pub mod packet;
+pub mod packet_socket;
 pub mod ping_pong;
 pub mod random;
 pub mod redis_server;

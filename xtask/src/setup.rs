@@ -23,6 +23,8 @@ pub(crate) enum Requirement {
     Iptables,
     Wrk,
     Qemu,
+    Nginx,
+    Ethtool,
     Nextest,
     Fuzz,
     Deny,
@@ -40,6 +42,8 @@ impl Requirement {
         Self::Iptables,
         Self::Wrk,
         Self::Qemu,
+        Self::Nginx,
+        Self::Ethtool,
         Self::Nextest,
         Self::Fuzz,
         Self::Deny,
@@ -49,8 +53,9 @@ impl Requirement {
     pub(crate) const TESTS: [Self; 6] =
         [Self::BpfToolchain, Self::Bpffs, Self::RedisServer, Self::Ip, Self::Curl, Self::Nextest];
 
-    /// What `cargo xtask bench` needs beside that: the programs to compare with.
-    pub(crate) const BENCHES: [Self; 4] = [Self::XdpFilter, Self::Nft, Self::Iptables, Self::Wrk];
+    /// What `cargo xtask bench` needs beside that: the programs to compare with, and those that make and serve load.
+    pub(crate) const BENCHES: [Self; 6] =
+        [Self::XdpFilter, Self::Nft, Self::Iptables, Self::Wrk, Self::Nginx, Self::Ethtool];
 
     fn row(self) -> Row {
         match self {
@@ -67,6 +72,8 @@ impl Requirement {
                 item: Box::new(Program { name: "qemu-system-x86_64", package: "qemu-system-x86" }),
                 need: Need::OnDemand { by: "cargo xtask vm-test" },
             },
+            Self::Nginx => Row::for_benches(Program { name: "nginx", package: "nginx-light" }),
+            Self::Ethtool => Row::for_benches(Program { name: "ethtool", package: "ethtool" }),
             // `cargo test` runs the same tests.
             Self::Nextest => Row {
                 item: Box::new(CargoTool { name: "cargo-nextest", version: "0.9.143" }),

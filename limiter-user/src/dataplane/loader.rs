@@ -457,6 +457,7 @@ struct Globals {
     src_mask_v4: u32,
     src_mask_v6: [u64; 2],
     creation_quota: GcraParams,
+    creation_common: GcraParams,
     aggregate_seed: u64,
     swap_attempts: u32,
 }
@@ -468,9 +469,11 @@ impl Globals {
         let has_prefix_v4 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv4());
         let has_prefix_v6 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv6());
         let new_sources = tuning.new_sources.unwrap_or_else(|| default_creation(config.max_sources));
-        let creation_quota = new_sources
-            .params()
-            .map_err(|source| DataplaneError::Quota { rule: "for new sources".to_owned(), source })?;
+        let params = |quota: Quota| {
+            quota.params().map_err(|source| DataplaneError::Quota { rule: "for new sources".to_owned(), source })
+        };
+        let creation_quota = params(new_sources)?;
+        let creation_common = params(without_reserve(new_sources))?;
         Ok(Self {
             drop_malformed: config.drop_malformed.into(),
             protect_all: (config.protect == Protect::All).into(),
@@ -486,6 +489,7 @@ impl Globals {
             src_mask_v4: u32::from_ne_bytes(SrcMaskV4::new(prefixes.ipv4).0),
             src_mask_v6: SrcMaskV6::new(prefixes.ipv6).halves().map(u64::from_ne_bytes),
             creation_quota,
+            creation_common,
             aggregate_seed,
             swap_attempts: tuning.swap_attempts,
         })
@@ -507,6 +511,7 @@ impl Globals {
             .override_global("SRC_MASK_V4", &self.src_mask_v4, true)
             .override_global("SRC_MASK_V6", &self.src_mask_v6, true)
             .override_global("CREATION_QUOTA", &self.creation_quota, true)
+            .override_global("CREATION_COMMON", &self.creation_common, true)
             .override_global("AGGREGATE_SEED", &self.aggregate_seed, true)
             .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true);
     }
@@ -519,6 +524,11 @@ fn default_creation(max_sources: u32) -> Quota {
     let max_sources = u64::from(max_sources);
     let rate = Rate { count: (max_sources / 100).max(1), per_ns: SECOND_NS };
     Quota { rate, burst: (max_sources / 10).max(100) }
+}
+
+/// A quarter of the burst is kept for neighbourhoods that have made no bucket lately.
+fn without_reserve(quota: Quota) -> Quota {
+    Quota { burst: quota.burst - quota.burst / 4, ..quota }
 }
 
 /// Buckets that were made, by family.
