@@ -31,7 +31,7 @@ pub(crate) enum Requirement {
 }
 
 impl Requirement {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 15] = [
         Self::BpfToolchain,
         Self::Bpffs,
         Self::RedisServer,

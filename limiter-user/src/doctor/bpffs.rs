@@ -52,13 +52,13 @@ pub(super) fn schema(host: &Host) -> Seen {
     match pin_place(host.pin_dir()) {
         Ok(PinPlace::Bpffs { other_versions }) if !other_versions.is_empty() => {
             let versions: Vec<_> = other_versions.iter().map(u32::to_string).collect();
+            let (place, versions) = (host.pin_dir().display(), versions.join(" and "));
+            if other_versions.iter().all(|version| *version < PINS_VERSION) {
+                return Seen::ok(format!("pins in {place} use schema {versions}: the next start takes them over"));
+            }
             Seen::error(
                 Exit::Unavailable,
-                format!(
-                    "pins in {} use schema {}, this agent needs {PINS_VERSION}",
-                    host.pin_dir().display(),
-                    versions.join(" and ")
-                ),
+                format!("pins in {place} use schema {versions}, this agent needs {PINS_VERSION}"),
                 "limiter unpin",
             )
         }

@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use limiter_common::schema::{Lifetime, MAPS, MapKind, MapSpec};
+use limiter_common::{
+    schema::{Lifetime, MAPS, MapKind, MapSpec},
+    stats::PER_CPU_SLOTS,
+};
 
 use super::{finding::Seen, host::Host};
 use crate::{exit::Exit, policy::Policy};
@@ -55,6 +58,8 @@ fn bytes(map: &MapSpec, max_sources: Option<u32>, policy: Option<&Policy>, cpus:
     let entries = match map.name {
         "BUCKETS_V4" | "BUCKETS_V6" => max_sources.unwrap_or(map.capacity),
         "RULES" => policy.map_or(0, |policy| saturating(policy.packet_rules.len())).max(1),
+        // A stand-in of one entry.
+        "MORE_STATS" if policy.is_none_or(|policy| policy.packet_rules.len() < PER_CPU_SLOTS as usize) => 1,
         _ => map.capacity,
     };
     let capacity = u64::from(entries);
@@ -79,7 +84,7 @@ fn prefixes(map: &str, policy: &Policy) -> u64 {
     let count = match map.trim_end_matches("_V4").trim_end_matches("_V6") {
         "ALLOW" => count(&policy.allow),
         "DENY" => count(&policy.deny),
-        _ => policy.packet_rules.iter().filter(|rule| rule.cidr.addr().is_ipv4() == is_ipv4).count(),
+        _ => policy.packet_rules.iter().map(|rule| count(&rule.cidrs)).sum(),
     };
     u64::from(saturating(count))
 }

@@ -179,9 +179,10 @@ impl Scenario {
         if self.blocked.iter().any(|source| is_same_source(source, address)) {
             return (Verdict::Drop(DropReason::Blocked), Some(BLOCKING_RULE));
         }
-        let rules = policy.packet_rules.iter().filter(|rule| rule.cidr.contains(&address));
-        match rules.max_by_key(|rule| rule.cidr.prefix_len()) {
-            Some(rule) => (ruled(rule, packet), Some(&rule.id)),
+        let prefixes = policy.packet_rules.iter().flat_map(|rule| rule.cidrs.iter().map(move |cidr| (cidr, rule)));
+        let matching = prefixes.filter(|(cidr, _)| cidr.contains(&address));
+        match matching.max_by_key(|(cidr, _)| cidr.prefix_len()) {
+            Some((_, rule)) => (ruled(rule, packet), Some(&rule.id)),
             None => (Verdict::Pass(PassReason::Unlimited), None),
         }
     }
