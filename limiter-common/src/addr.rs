@@ -2,23 +2,24 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An IPv4 source, cut to the configured prefix. Map key: four bytes in network order.
-#[repr(C)]
+/// An IPv4 source, cut to the configured prefix. Map key: four bytes in network order, aligned so that the XDP program
+/// stores them as one word.
+#[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SrcKeyV4 {
     octets: [u8; 4],
 }
 
 /// An IPv6 source, cut to the configured prefix. Map key: sixteen bytes in network order, so that any prefix length
-/// up to /128 is a key without collisions.
-#[repr(C)]
+/// up to /128 is a key without collisions. Aligned as the IPv4 key is.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SrcKeyV6 {
     octets: [u8; 16],
 }
 
-const _: () = assert!(size_of::<SrcKeyV4>() == 4 && align_of::<SrcKeyV4>() == 1);
-const _: () = assert!(size_of::<SrcKeyV6>() == 16 && align_of::<SrcKeyV6>() == 1);
+const _: () = assert!(size_of::<SrcKeyV4>() == 4);
+const _: () = assert!(size_of::<SrcKeyV6>() == 16);
 
 /// Bits that a source key keeps: the prefix length as a mask, in network order.
 #[repr(C)]

@@ -156,34 +156,56 @@ impl BucketState {
     }
 }
 
+/// An address to look up in a trie, at a place in memory where whole words can fill it: the kernel puts the address
+/// right behind four bytes of length, so these begin in the middle of a word.
+#[repr(C, align(8))]
+struct PrefixKey<A> {
+    before: u32,
+    key: Key<A>,
+}
+
+impl<A> PrefixKey<A> {
+    #[inline(always)]
+    fn new(prefix_len: u32, address: A) -> Self {
+        Self { before: 0, key: Key::new(prefix_len, address) }
+    }
+
+    /// Opaque to the compiler, which would forget the alignment along with the unused part.
+    #[inline(always)]
+    fn key(&self) -> &Key<A> {
+        core::hint::black_box(self);
+        &self.key
+    }
+}
+
 #[inline(always)]
 pub(crate) fn allow_v4<'a>(address: [u8; 4], prefix_len: u32) -> Option<&'a AclEntry> {
-    ALLOW_V4.get(Key::new(prefix_len, address))
+    ALLOW_V4.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
 pub(crate) fn allow_v6<'a>(address: [u8; 16], prefix_len: u32) -> Option<&'a AclEntry> {
-    ALLOW_V6.get(Key::new(prefix_len, address))
+    ALLOW_V6.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
 pub(crate) fn deny_v4<'a>(address: [u8; 4], prefix_len: u32) -> Option<&'a AclEntry> {
-    DENY_V4.get(Key::new(prefix_len, address))
+    DENY_V4.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
 pub(crate) fn deny_v6<'a>(address: [u8; 16], prefix_len: u32) -> Option<&'a AclEntry> {
-    DENY_V6.get(Key::new(prefix_len, address))
+    DENY_V6.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
 pub(crate) fn rule_index_v4(address: [u8; 4]) -> Option<u32> {
-    RULES_V4.get(Key::new(32, address)).copied()
+    RULES_V4.get(PrefixKey::new(32, address).key()).copied()
 }
 
 #[inline(always)]
 pub(crate) fn rule_index_v6(address: [u8; 16]) -> Option<u32> {
-    RULES_V6.get(Key::new(128, address)).copied()
+    RULES_V6.get(PrefixKey::new(128, address).key()).copied()
 }
 
 #[inline(always)]
