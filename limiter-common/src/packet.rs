@@ -12,6 +12,8 @@ use network_types::{
     vlan::VlanHdr,
 };
 
+use crate::addr::{AddressV4, AddressV6};
+
 /// The furthest offset at which a header is read. More headers than this are malformed. The bound is the same in the
 /// XDP program, where the verifier needs one, and on the host.
 pub const MAX_READ_OFFSET: usize = 512;
@@ -44,9 +46,9 @@ pub trait Header<const N: usize>: Copy {
     /// A number in network order.
     fn be16<const AT: usize>(self) -> u16;
 
-    fn bytes4<const AT: usize>(self) -> [u8; 4];
+    fn address_v4<const AT: usize>(self) -> AddressV4;
 
-    fn bytes16<const AT: usize>(self) -> [u8; 16];
+    fn address_v6<const AT: usize>(self) -> AddressV6;
 }
 
 impl PacketRead for [u8] {
@@ -73,12 +75,12 @@ impl<const N: usize> Header<N> for &[u8; N] {
         u16::from_be_bytes(core::array::from_fn(|index| self[AT + index]))
     }
 
-    fn bytes4<const AT: usize>(self) -> [u8; 4] {
-        core::array::from_fn(|index| self[AT + index])
+    fn address_v4<const AT: usize>(self) -> AddressV4 {
+        AddressV4::new(core::array::from_fn(|index| self[AT + index]))
     }
 
-    fn bytes16<const AT: usize>(self) -> [u8; 16] {
-        core::array::from_fn(|index| self[AT + index])
+    fn address_v6<const AT: usize>(self) -> AddressV6 {
+        AddressV6::new(core::array::from_fn(|index| self[AT + index]))
     }
 }
 
@@ -102,8 +104,8 @@ pub struct IpPacket {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    V4([u8; 4]),
-    V6([u8; 16]),
+    V4(AddressV4),
+    V6(AddressV6),
 }
 
 /// What follows the IP header.
@@ -199,7 +201,7 @@ fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     if version_and_len >> 4 != 4 || header_len < IPV4_MIN_LEN || total_len < header_len || !frame.has(offset + total_len) {
         return Parsed::Malformed;
     }
-    let source = Source::V4(header.bytes4::<12>());
+    let source = Source::V4(header.address_v4::<12>());
     let flags_and_offset = header.be16::<6>();
     let fragment = match (flags_and_offset & 0x1fff, flags_and_offset & 0x2000) {
         (0, 0) => fragment::WHOLE,
@@ -218,7 +220,7 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     if header.byte::<0>() >> 4 != 6 || !frame.has(offset + IPV6_LEN + payload_len) {
         return Parsed::Malformed;
     }
-    let source = Source::V6(header.bytes16::<8>());
+    let source = Source::V6(header.address_v6::<8>());
     let hop_limit = header.byte::<7>();
     let mut next = header.byte::<6>();
     let mut fragment = fragment::WHOLE;
@@ -343,7 +345,7 @@ mod tests {
         ];
         for (frame, transport) in cases {
             let expected = match transport {
-                Some(transport) => Parsed::Ip(IpPacket { source: Source::V4([192, 0, 2, 1]), transport }),
+                Some(transport) => Parsed::Ip(IpPacket { source: Source::V4(AddressV4::new([192, 0, 2, 1])), transport }),
                 None => Parsed::Malformed,
             };
             assert_eq!(parse(frame.as_slice()), expected, "{frame:?}");

@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use limiter_common::{
     acl::AclEntry,
-    addr::{SrcKeyV4, SrcKeyV6},
+    addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6},
     budget::Budget,
     rule::{Bucket, PacketRule},
     schema,
@@ -17,21 +17,21 @@ use limiter_common::{
 
 /// Allow prefixes. The agent writes; at most 131,072 of a family, about 15 MB when full, nothing when empty.
 #[map]
-static ALLOW_V4: LpmTrie<[u8; 4], AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
+static ALLOW_V4: LpmTrie<AddressV4, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 #[map]
-static ALLOW_V6: LpmTrie<[u8; 16], AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
+static ALLOW_V6: LpmTrie<AddressV6, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 
 /// Deny prefixes. As the allow prefixes.
 #[map]
-static DENY_V4: LpmTrie<[u8; 4], AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
+static DENY_V4: LpmTrie<AddressV4, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 #[map]
-static DENY_V6: LpmTrie<[u8; 16], AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
+static DENY_V6: LpmTrie<AddressV6, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 
 /// Prefix to index in `RULES`. The agent writes, before the program is attached; at most 16,384 of a family.
 #[map]
-static RULES_V4: LpmTrie<[u8; 4], u32> = LpmTrie::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
+static RULES_V4: LpmTrie<AddressV4, u32> = LpmTrie::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
 #[map]
-static RULES_V6: LpmTrie<[u8; 16], u32> = LpmTrie::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
+static RULES_V6: LpmTrie<AddressV6, u32> = LpmTrie::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
 
 /// Packet rules. The agent writes, before the program is attached, and makes the map as large as the policy is;
 /// 112 bytes a rule.
@@ -179,32 +179,32 @@ impl<A> PrefixKey<A> {
 }
 
 #[inline(always)]
-pub(crate) fn allow_v4<'a>(address: [u8; 4], prefix_len: u32) -> Option<&'a AclEntry> {
+pub(crate) fn allow_v4<'a>(address: AddressV4, prefix_len: u32) -> Option<&'a AclEntry> {
     ALLOW_V4.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn allow_v6<'a>(address: [u8; 16], prefix_len: u32) -> Option<&'a AclEntry> {
+pub(crate) fn allow_v6<'a>(address: AddressV6, prefix_len: u32) -> Option<&'a AclEntry> {
     ALLOW_V6.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn deny_v4<'a>(address: [u8; 4], prefix_len: u32) -> Option<&'a AclEntry> {
+pub(crate) fn deny_v4<'a>(address: AddressV4, prefix_len: u32) -> Option<&'a AclEntry> {
     DENY_V4.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn deny_v6<'a>(address: [u8; 16], prefix_len: u32) -> Option<&'a AclEntry> {
+pub(crate) fn deny_v6<'a>(address: AddressV6, prefix_len: u32) -> Option<&'a AclEntry> {
     DENY_V6.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn rule_index_v4(address: [u8; 4]) -> Option<u32> {
+pub(crate) fn rule_index_v4(address: AddressV4) -> Option<u32> {
     RULES_V4.get(PrefixKey::new(32, address).key()).copied()
 }
 
 #[inline(always)]
-pub(crate) fn rule_index_v6(address: [u8; 16]) -> Option<u32> {
+pub(crate) fn rule_index_v6(address: AddressV6) -> Option<u32> {
     RULES_V6.get(PrefixKey::new(128, address).key()).copied()
 }
 

@@ -1,7 +1,10 @@
 //! The frame as the parser sees it. The only pointer arithmetic of the program.
 
 use aya_ebpf::{helpers::generated::bpf_xdp_get_buff_len, programs::XdpContext};
-use limiter_common::packet::{Header, MAX_READ_OFFSET, PacketRead};
+use limiter_common::{
+    addr::{AddressV4, AddressV6},
+    packet::{Header, MAX_READ_OFFSET, PacketRead},
+};
 
 /// Bounds of the linear part, which holds the headers, and the length of all buffers together.
 #[derive(Clone, Copy)]
@@ -98,16 +101,16 @@ impl<const N: usize> Header<N> for Readable<N> {
     }
 
     #[inline(always)]
-    fn bytes4<const AT: usize>(self) -> [u8; 4] {
+    fn address_v4<const AT: usize>(self) -> AddressV4 {
         const { assert!(AT + 4 <= N) };
-        (load!("u32", self.start, AT) as u32).to_ne_bytes()
+        AddressV4::new((load!("u32", self.start, AT) as u32).to_ne_bytes())
     }
 
     #[inline(always)]
-    fn bytes16<const AT: usize>(self) -> [u8; 16] {
+    fn address_v6<const AT: usize>(self) -> AddressV6 {
         const { assert!(AT + 16 <= N) };
         let (first, last) = (load!("u64", self.start, AT), load!("u64", self.start, AT + 8));
-        (u128::from(last) << 64 | u128::from(first)).to_le_bytes()
+        AddressV6::from_halves([first.to_ne_bytes(), last.to_ne_bytes()])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use limiter_common::{
     acl::AclEntry,
-    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6, aggregate_index},
+    addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6, aggregate_index},
     budget::Budget,
     rule::PacketRule,
 };
@@ -33,14 +33,14 @@ pub(crate) trait Family: Copy {
     fn aggregate(self) -> Option<BucketState>;
 }
 
-impl Family for [u8; 4] {
+impl Family for AddressV4 {
     type Key = SrcKeyV4;
     const BITS: u32 = 32;
     const BIT: u8 = 1;
 
     #[inline(always)]
     fn key(self) -> SrcKeyV4 {
-        SrcKeyV4::new(self, SrcMaskV4(globals::SRC_MASK_V4.load().to_ne_bytes()))
+        SrcKeyV4::of(self, SrcMaskV4(globals::SRC_MASK_V4.load().to_ne_bytes()))
     }
 
     #[inline(always)]
@@ -76,11 +76,11 @@ impl Family for [u8; 4] {
 
     #[inline(always)]
     fn aggregate(self) -> Option<BucketState> {
-        maps::aggregate(aggregate_index::v4(self, globals::AGGREGATE_SEED.load()))
+        maps::aggregate(aggregate_index::v4(self.octets(), globals::AGGREGATE_SEED.load()))
     }
 }
 
-impl Family for [u8; 16] {
+impl Family for AddressV6 {
     type Key = SrcKeyV6;
     const BITS: u32 = 128;
     const BIT: u8 = 2;
@@ -88,7 +88,7 @@ impl Family for [u8; 16] {
     #[inline(always)]
     fn key(self) -> SrcKeyV6 {
         let [high, low] = globals::SRC_MASK_V6.load();
-        SrcKeyV6::new(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()))
+        SrcKeyV6::of(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()))
     }
 
     #[inline(always)]
@@ -124,6 +124,6 @@ impl Family for [u8; 16] {
 
     #[inline(always)]
     fn aggregate(self) -> Option<BucketState> {
-        maps::aggregate(aggregate_index::v6(self, globals::AGGREGATE_SEED.load()))
+        maps::aggregate(aggregate_index::v6(self.octets(), globals::AGGREGATE_SEED.load()))
     }
 }
