@@ -53,13 +53,13 @@ pub(crate) fn judge<F: Family>(
     Ruling { verdict, slot: limits.slot }
 }
 
-/// What limits a source. A copy, so that for the verifier it is the same wherever it comes from.
-struct Limits {
-    /// Bits of the dimensions that are limited.
+/// What limits a source.
+struct Limits<'a> {
+    /// Bits of the dimensions that are limited. The parameters of the others mean nothing.
     set: usize,
-    packets: GcraParams,
-    bytes: GcraParams,
-    connections: GcraParams,
+    packets: &'a GcraParams,
+    bytes: &'a GcraParams,
+    connections: &'a GcraParams,
     slot: u32,
     /// Not 0 for a rule that only counts.
     shadow: usize,
@@ -68,37 +68,25 @@ struct Limits {
 /// A rule that is off limits nothing. A budget replaces the packet limit of a rule and leaves the others; without a
 /// rule it holds by itself.
 #[inline(always)]
-fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Option<Limits> {
-    let rule = rule.filter(|rule| !rule.is_off());
-    let mut limits = Limits {
-        set: 0,
-        packets: GcraParams::default(),
-        bytes: GcraParams::default(),
-        connections: GcraParams::default(),
-        slot: 0,
-        shadow: 0,
-    };
-    match (rule, budget) {
+fn limits<'a>(rule: Option<&'a PacketRule>, budget: Option<&'a Budget>, cost: Cost) -> Option<Limits<'a>> {
+    let mut limits = match (rule.filter(|rule| !rule.is_off()), budget) {
         (None, None) => return None,
-        (None, Some(budget)) => limits.slot = budget.rule_slot(),
-        (Some(rule), _) => {
-            limits.set = rule.limits() as usize;
-            limits.slot = rule.slot();
-            limits.shadow = rule.is_shadow().into();
-            if is_used(Dimension::Packets) {
-                limits.packets = *rule.params(Dimension::Packets);
-            }
-            if is_used(Dimension::Bytes) {
-                limits.bytes = *rule.params(Dimension::Bytes);
-            }
-            if is_used(Dimension::Connections) {
-                limits.connections = *rule.params(Dimension::Connections);
-            }
+        (None, Some(budget)) => {
+            let packets = budget.packets();
+            Limits { set: 0, packets, bytes: packets, connections: packets, slot: budget.rule_slot(), shadow: 0 }
         }
-    }
+        (Some(rule), _) => Limits {
+            set: rule.limits() as usize,
+            packets: rule.params(Dimension::Packets),
+            bytes: rule.params(Dimension::Bytes),
+            connections: rule.params(Dimension::Connections),
+            slot: rule.slot(),
+            shadow: rule.is_shadow().into(),
+        },
+    };
     if let Some(budget) = budget {
         limits.set |= Dimension::Packets.bit() as usize;
-        limits.packets = *budget.packets();
+        limits.packets = budget.packets();
     }
     limits.set = packet::forget(limits.set, cost.bytes);
     limits.shadow = packet::forget(limits.shadow, cost.bytes);
@@ -134,38 +122,40 @@ fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Option<BucketState> {
     }
     let quota = globals::CREATION_QUOTA.load();
     let creation = Charge { tat: maps::creation_tat()?, params: &quota, cost: 1, reason: DropReason::NewSources };
-    creation.commit(now_ticks).ok()?;
+    creation.look(now_ticks).and_then(|taking| taking.commit(now_ticks)).ok()?;
     F::create_bucket(key, now_ticks);
     F::bucket(key)
 }
 
 /// Takes the packet's cost in every dimension that is limited, or nothing.
 #[inline(always)]
-fn take(bucket: BucketState, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
-    let packets = Dimension::Packets;
-    let bytes = Dimension::Bytes;
-    let connections = Dimension::Connections;
-    let several = [packets, bytes, connections].into_iter().filter(|dimension| is_used(*dimension)).count() > 1;
-    if several {
-        limits.peek(packets, bucket, cost, now)?;
-        limits.peek(bytes, bucket, cost, now)?;
-        limits.peek(connections, bucket, cost, now)?;
-    }
+fn take(bucket: BucketState, limits: &Limits<'_>, cost: Cost, now: u64) -> Result<(), DropReason> {
+    let packets = limits.look(Dimension::Packets, bucket, cost, now)?;
+    let bytes = limits.look(Dimension::Bytes, bucket, cost, now)?;
+    let connections = limits.look(Dimension::Connections, bucket, cost, now)?;
     // Other CPUs may have taken meanwhile. What one dimension refuses is given back in the others.
-    limits.charge(packets, bucket, cost, now)?;
-    if let Err(reason) = limits.charge(bytes, bucket, cost, now) {
-        limits.give_back(packets, bucket, cost);
+    commit(packets, now)?;
+    if let Err(reason) = commit(bytes, now) {
+        limits.give_back(Dimension::Packets, bucket, cost);
         return Err(reason);
     }
-    if let Err(reason) = limits.charge(connections, bucket, cost, now) {
-        limits.give_back(packets, bucket, cost);
-        limits.give_back(bytes, bucket, cost);
+    if let Err(reason) = commit(connections, now) {
+        limits.give_back(Dimension::Packets, bucket, cost);
+        limits.give_back(Dimension::Bytes, bucket, cost);
         return Err(reason);
     }
     Ok(())
 }
 
-impl Limits {
+#[inline(always)]
+fn commit(taking: Option<Taking<'_>>, now: u64) -> Result<(), DropReason> {
+    match taking {
+        Some(taking) => taking.commit(now),
+        None => Ok(()),
+    }
+}
+
+impl Limits<'_> {
     /// The charge in one dimension; `None` when the packet takes nothing there.
     #[inline(always)]
     fn in_dimension(&self, dimension: Dimension, bucket: BucketState, cost: Cost) -> Option<Charge<'_>> {
@@ -173,28 +163,27 @@ impl Limits {
             return None;
         }
         let (tat, params, cost, reason) = match dimension {
-            Dimension::Packets => (bucket.packets, &self.packets, 1, DropReason::RateLimitedPackets),
-            Dimension::Bytes => (bucket.bytes, &self.bytes, cost.bytes, DropReason::RateLimitedBytes),
+            Dimension::Packets => (bucket.packets, self.packets, 1, DropReason::RateLimitedPackets),
+            Dimension::Bytes => (bucket.bytes, self.bytes, cost.bytes, DropReason::RateLimitedBytes),
             Dimension::Connections => {
-                (bucket.connections, &self.connections, cost.connections, DropReason::RateLimitedConnections)
+                (bucket.connections, self.connections, cost.connections, DropReason::RateLimitedConnections)
             }
         };
         if cost == 0 { None } else { Some(Charge { tat, params, cost, reason }) }
     }
 
+    /// The charge, if it conforms as things are.
     #[inline(always)]
-    fn peek(&self, dimension: Dimension, bucket: BucketState, cost: Cost, now: u64) -> Result<(), DropReason> {
+    fn look(
+        &self,
+        dimension: Dimension,
+        bucket: BucketState,
+        cost: Cost,
+        now: u64,
+    ) -> Result<Option<Taking<'_>>, DropReason> {
         match self.in_dimension(dimension, bucket, cost) {
-            Some(charge) => charge.next(charge.tat.load(), now).map(|_| ()),
-            None => Ok(()),
-        }
-    }
-
-    #[inline(always)]
-    fn charge(&self, dimension: Dimension, bucket: BucketState, cost: Cost, now: u64) -> Result<(), DropReason> {
-        match self.in_dimension(dimension, bucket, cost) {
-            Some(charge) => charge.commit(now),
-            None => Ok(()),
+            Some(charge) => charge.look(now).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -215,18 +204,19 @@ struct Charge<'a> {
     reason: DropReason,
 }
 
-impl Charge<'_> {
-    /// Stores the state after this cost; where another CPU was quicker, judges again by what it left.
+/// A charge that conformed to the state that was seen.
+struct Taking<'a> {
+    charge: Charge<'a>,
+    seen: u64,
+    next: u64,
+}
+
+impl<'a> Charge<'a> {
     #[inline(always)]
-    fn commit(&self, now: u64) -> Result<(), DropReason> {
-        let mut seen = self.tat.load();
-        for _ in 0..globals::SWAP_ATTEMPTS.load().min(globals::MAX_SWAP_ATTEMPTS) {
-            match self.tat.swap(seen, self.next(seen, now)?) {
-                Ok(()) => return Ok(()),
-                Err(found) => seen = found,
-            }
-        }
-        Err(DropReason::Contended)
+    fn look(self, now: u64) -> Result<Taking<'a>, DropReason> {
+        let seen = self.tat.load();
+        let next = self.next(seen, now)?;
+        Ok(Taking { charge: self, seen, next })
     }
 
     /// The state after this cost, if it conforms.
@@ -237,11 +227,28 @@ impl Charge<'_> {
             Outcome::Conforming => Ok(step.tat),
             Outcome::NonConforming { .. } | Outcome::NeverConforming => {
                 // A quota was lowered: the debt is cut to the new one. Where the swap fails, the next packet does it.
-                if step.tat != seen && self.tat.swap(seen, step.tat).is_err() {
+                if step.cuts_debt(seen) && self.tat.swap(seen, step.tat).is_err() {
                     return Err(self.reason);
                 }
                 Err(self.reason)
             }
         }
+    }
+}
+
+impl Taking<'_> {
+    /// Stores the state after this cost; where another CPU was quicker, judges again by what it left.
+    #[inline(always)]
+    fn commit(mut self, now: u64) -> Result<(), DropReason> {
+        for _ in 0..globals::SWAP_ATTEMPTS.load().min(globals::MAX_SWAP_ATTEMPTS) {
+            match self.charge.tat.swap(self.seen, self.next) {
+                Ok(()) => return Ok(()),
+                Err(found) => {
+                    self.seen = found;
+                    self.next = self.charge.next(found, now)?;
+                }
+            }
+        }
+        Err(DropReason::Contended)
     }
 }
