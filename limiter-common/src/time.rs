@@ -35,7 +35,8 @@ impl KtimeNs {
 /// A reading of [`KtimeNs`] and the kernel tick at which it was taken, in one number, so that CPUs can share it without
 /// a lock.
 ///
-/// Fifteen bits are the tick's, so the time is rounded down to 65 microseconds. After 32,768 ticks (half a minute or
+/// Fifteen bits are the tick's, so the time is rounded up to 65 microseconds: a deadline that the coarse clock has
+/// reached has passed. After 32,768 ticks (half a minute or
 /// more) without a reading, the tick looks the same again: what comes in that very tick is judged by the old time, that
 /// is, as if it had come right after the packet before. 0 is a reading of no tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +49,7 @@ impl TickReading {
 
     #[inline(always)]
     pub const fn new(tick: u64, time: KtimeNs) -> Self {
-        Self(time.0 & !Self::MASK | (tick | Self::TAKEN) & Self::MASK)
+        Self(time.0.wrapping_add(Self::MASK) & !Self::MASK | (tick | Self::TAKEN) & Self::MASK)
     }
 
     #[inline(always)]
@@ -106,7 +107,7 @@ mod tests {
             prop_assert!(reading.is_of(tick));
             prop_assert!(!reading.is_of(tick.wrapping_add(later)));
             prop_assert!(!TickReading::from_bits(0).is_of(tick));
-            prop_assert!(reading.time().get() <= ns && ns - reading.time().get() < 1 << 16);
+            prop_assert!(reading.time().get().wrapping_sub(ns) < 1 << 16);
         }
     }
 }

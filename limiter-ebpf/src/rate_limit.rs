@@ -53,13 +53,13 @@ pub(crate) fn judge<F: Family>(
     Ruling { verdict, slot: limits.slot }
 }
 
-/// What limits a source.
-struct Limits<'a> {
-    /// Bits of the dimensions that are limited. The parameters of the others mean nothing.
+/// What limits a source. A copy, so that for the verifier it is the same wherever it comes from.
+struct Limits {
+    /// Bits of the dimensions that are limited.
     set: usize,
-    packets: &'a GcraParams,
-    bytes: &'a GcraParams,
-    connections: &'a GcraParams,
+    packets: GcraParams,
+    bytes: GcraParams,
+    connections: GcraParams,
     slot: u32,
     /// Not 0 for a rule that only counts.
     shadow: usize,
@@ -68,25 +68,37 @@ struct Limits<'a> {
 /// A rule that is off limits nothing. A budget replaces the packet limit of a rule and leaves the others; without a
 /// rule it holds by itself.
 #[inline(always)]
-fn limits<'a>(rule: Option<&'a PacketRule>, budget: Option<&'a Budget>, cost: Cost) -> Option<Limits<'a>> {
-    let mut limits = match (rule.filter(|rule| !rule.is_off()), budget) {
-        (None, None) => return None,
-        (None, Some(budget)) => {
-            let packets = budget.packets();
-            Limits { set: 0, packets, bytes: packets, connections: packets, slot: budget.rule_slot(), shadow: 0 }
-        }
-        (Some(rule), _) => Limits {
-            set: rule.limits() as usize,
-            packets: rule.params(Dimension::Packets),
-            bytes: rule.params(Dimension::Bytes),
-            connections: rule.params(Dimension::Connections),
-            slot: rule.slot(),
-            shadow: rule.is_shadow().into(),
-        },
+fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Option<Limits> {
+    let rule = rule.filter(|rule| !rule.is_off());
+    let mut limits = Limits {
+        set: 0,
+        packets: GcraParams::default(),
+        bytes: GcraParams::default(),
+        connections: GcraParams::default(),
+        slot: 0,
+        shadow: 0,
     };
+    match (rule, budget) {
+        (None, None) => return None,
+        (None, Some(budget)) => limits.slot = budget.rule_slot(),
+        (Some(rule), _) => {
+            limits.set = rule.limits() as usize;
+            limits.slot = rule.slot();
+            limits.shadow = rule.is_shadow().into();
+            if is_used(Dimension::Packets) {
+                limits.packets = *rule.params(Dimension::Packets);
+            }
+            if is_used(Dimension::Bytes) {
+                limits.bytes = *rule.params(Dimension::Bytes);
+            }
+            if is_used(Dimension::Connections) {
+                limits.connections = *rule.params(Dimension::Connections);
+            }
+        }
+    }
     if let Some(budget) = budget {
         limits.set |= Dimension::Packets.bit() as usize;
-        limits.packets = budget.packets();
+        limits.packets = *budget.packets();
     }
     limits.set = packet::forget(limits.set, cost.bytes);
     limits.shadow = packet::forget(limits.shadow, cost.bytes);
@@ -129,7 +141,7 @@ fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Option<BucketState> {
 
 /// Takes the packet's cost in every dimension that is limited, or nothing.
 #[inline(always)]
-fn take(bucket: BucketState, limits: &Limits<'_>, cost: Cost, now: u64) -> Result<(), DropReason> {
+fn take(bucket: BucketState, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
     let packets = limits.look(Dimension::Packets, bucket, cost, now)?;
     let bytes = limits.look(Dimension::Bytes, bucket, cost, now)?;
     let connections = limits.look(Dimension::Connections, bucket, cost, now)?;
@@ -155,7 +167,7 @@ fn commit(taking: Option<Taking<'_>>, now: u64) -> Result<(), DropReason> {
     }
 }
 
-impl Limits<'_> {
+impl Limits {
     /// The charge in one dimension; `None` when the packet takes nothing there.
     #[inline(always)]
     fn in_dimension(&self, dimension: Dimension, bucket: BucketState, cost: Cost) -> Option<Charge<'_>> {
@@ -163,10 +175,10 @@ impl Limits<'_> {
             return None;
         }
         let (tat, params, cost, reason) = match dimension {
-            Dimension::Packets => (bucket.packets, self.packets, 1, DropReason::RateLimitedPackets),
-            Dimension::Bytes => (bucket.bytes, self.bytes, cost.bytes, DropReason::RateLimitedBytes),
+            Dimension::Packets => (bucket.packets, &self.packets, 1, DropReason::RateLimitedPackets),
+            Dimension::Bytes => (bucket.bytes, &self.bytes, cost.bytes, DropReason::RateLimitedBytes),
             Dimension::Connections => {
-                (bucket.connections, self.connections, cost.connections, DropReason::RateLimitedConnections)
+                (bucket.connections, &self.connections, cost.connections, DropReason::RateLimitedConnections)
             }
         };
         if cost == 0 { None } else { Some(Charge { tat, params, cost, reason }) }
