@@ -176,7 +176,9 @@ pub fn parse<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
     let mut ether_type = header.be16::<0>();
     let mut offset = ETH_LEN;
     for _ in 0..MAX_VLAN_TAGS {
-        if ether_type != ETH_VLAN[0] && ether_type != ETH_VLAN[1] && ether_type != ETH_VLAN[2] {
+        // What most frames are is asked first.
+        let is_ip = ether_type == ETH_IPV4 || ether_type == ETH_IPV6;
+        if is_ip || (ether_type != ETH_VLAN[0] && ether_type != ETH_VLAN[1] && ether_type != ETH_VLAN[2]) {
             break;
         }
         let Some(inner) = frame.read::<2>(offset + 2) else { return Parsed::Malformed };
