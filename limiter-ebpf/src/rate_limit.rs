@@ -53,13 +53,15 @@ pub(crate) fn judge<F: Family>(
     Ruling { verdict, slot: limits.slot }
 }
 
-/// What limits a source. A copy, so that for the verifier it is the same wherever it comes from.
-struct Limits {
+/// What limits a source.
+struct Limits<'a> {
     /// Bits of the dimensions that are limited.
     set: usize,
+    /// A copy, so that for the verifier it is the same whether it comes from a rule or from a budget.
     packets: GcraParams,
-    bytes: GcraParams,
-    connections: GcraParams,
+    /// Of the rule, in place.
+    bytes: Option<&'a GcraParams>,
+    connections: Option<&'a GcraParams>,
     slot: u32,
     /// Not 0 for a rule that only counts.
     shadow: usize,
@@ -68,16 +70,11 @@ struct Limits {
 /// A rule that is off limits nothing. A budget replaces the packet limit of a rule and leaves the others; without a
 /// rule it holds by itself.
 #[inline(always)]
-fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Option<Limits> {
+fn limits<'a>(rule: Option<&'a PacketRule>, budget: Option<&Budget>, cost: Cost) -> Option<Limits<'a>> {
+    let used = used_dimensions();
     let rule = rule.filter(|rule| !rule.is_off());
-    let mut limits = Limits {
-        set: 0,
-        packets: GcraParams::default(),
-        bytes: GcraParams::default(),
-        connections: GcraParams::default(),
-        slot: 0,
-        shadow: 0,
-    };
+    let mut limits =
+        Limits { set: 0, packets: GcraParams::default(), bytes: None, connections: None, slot: 0, shadow: 0 };
     match (rule, budget) {
         (None, None) => return None,
         (None, Some(budget)) => limits.slot = budget.rule_slot(),
@@ -85,14 +82,14 @@ fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Opt
             limits.set = rule.limits() as usize;
             limits.slot = rule.slot();
             limits.shadow = rule.is_shadow().into();
-            if is_used(Dimension::Packets) {
+            if used & Dimension::Packets.bit() != 0 {
                 limits.packets = *rule.params(Dimension::Packets);
             }
-            if is_used(Dimension::Bytes) {
-                limits.bytes = *rule.params(Dimension::Bytes);
+            if used & Dimension::Bytes.bit() != 0 {
+                limits.bytes = Some(rule.params(Dimension::Bytes));
             }
-            if is_used(Dimension::Connections) {
-                limits.connections = *rule.params(Dimension::Connections);
+            if used & Dimension::Connections.bit() != 0 {
+                limits.connections = Some(rule.params(Dimension::Connections));
             }
         }
     }
@@ -100,16 +97,17 @@ fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Opt
         limits.set |= Dimension::Packets.bit() as usize;
         limits.packets = *budget.packets();
     }
-    limits.set = packet::forget(limits.set, cost.bytes);
+    // Of the dimensions that nothing limits, the verifier goes on to know that they are not set.
+    limits.set = packet::forget(limits.set, cost.bytes) & used as usize;
     limits.shadow = packet::forget(limits.shadow, cost.bytes);
     Some(limits)
 }
 
-/// Whether anything limits this dimension: known before load.
+/// Bits of the dimensions that anything limits: known before load.
 #[inline(always)]
-fn is_used(dimension: Dimension) -> bool {
-    let by_budget = matches!(dimension, Dimension::Packets) && globals::is_on(&globals::HAS_BUDGETS);
-    by_budget || globals::LIMITS.load() & dimension.bit() != 0
+fn used_dimensions() -> u32 {
+    let by_budgets = if globals::is_on(&globals::HAS_BUDGETS) { Dimension::Packets.bit() } else { 0 };
+    globals::LIMITS.load() | by_budgets
 }
 
 #[inline(always)]
@@ -141,7 +139,7 @@ fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Option<BucketState> {
 
 /// Takes the packet's cost in every dimension that is limited, or nothing.
 #[inline(always)]
-fn take(bucket: BucketState, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
+fn take(bucket: BucketState, limits: &Limits<'_>, cost: Cost, now: u64) -> Result<(), DropReason> {
     let packets = limits.look(Dimension::Packets, bucket, cost, now)?;
     let bytes = limits.look(Dimension::Bytes, bucket, cost, now)?;
     let connections = limits.look(Dimension::Connections, bucket, cost, now)?;
@@ -167,18 +165,18 @@ fn commit(taking: Option<Taking<'_>>, now: u64) -> Result<(), DropReason> {
     }
 }
 
-impl Limits {
+impl Limits<'_> {
     /// The charge in one dimension; `None` when the packet takes nothing there.
     #[inline(always)]
     fn in_dimension(&self, dimension: Dimension, bucket: BucketState, cost: Cost) -> Option<Charge<'_>> {
-        if !is_used(dimension) || self.set & dimension.bit() as usize == 0 {
+        if self.set & dimension.bit() as usize == 0 {
             return None;
         }
         let (tat, params, cost, reason) = match dimension {
             Dimension::Packets => (bucket.packets, &self.packets, 1, DropReason::RateLimitedPackets),
-            Dimension::Bytes => (bucket.bytes, &self.bytes, cost.bytes, DropReason::RateLimitedBytes),
+            Dimension::Bytes => (bucket.bytes, self.bytes?, cost.bytes, DropReason::RateLimitedBytes),
             Dimension::Connections => {
-                (bucket.connections, &self.connections, cost.connections, DropReason::RateLimitedConnections)
+                (bucket.connections, self.connections?, cost.connections, DropReason::RateLimitedConnections)
             }
         };
         if cost == 0 { None } else { Some(Charge { tat, params, cost, reason }) }

@@ -77,6 +77,6 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { swap_attempts: 16, new_sources: None }
+        Self { swap_attempts: 8, new_sources: None }
     }
 }
