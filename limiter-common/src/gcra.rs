@@ -188,6 +188,26 @@ mod tests {
         assert_eq!(check(denied.tat, &fast, 1_000_000, 1).outcome, Outcome::Conforming);
     }
 
+    /// A thousand a second, asked for a hundred times as often, by two CPUs in turns. To cut the debt that the late one
+    /// believes in would admit four times as much.
+    #[test]
+    fn two_clocks_a_tick_apart_share_one_burst() {
+        const MS: u64 = 1_000_000 * TICKS_PER_NS;
+        let params = params(MS, 2000);
+        let start = 1000 * MS;
+        let (mut tat, mut admitted) = (full(start), 0);
+        for packet in 0..16_000 {
+            let late = if packet % 2 == 0 { 0 } else { 4 * MS };
+            let step = check(tat, &params, start + packet / 100 * MS - late, 1);
+            let conforms = step.outcome == Outcome::Conforming;
+            admitted += u64::from(conforms);
+            if conforms || step.cuts_debt(tat) {
+                tat = step.tat;
+            }
+        }
+        assert_eq!(admitted, 2000 + 159);
+    }
+
     #[test]
     fn holds_across_idle_times_and_wraps() {
         let hour_ns = 3_600_000_000_000u64;

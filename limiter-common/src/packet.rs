@@ -200,7 +200,11 @@ fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     let version_and_len = header.byte::<0>();
     let header_len = usize::from(version_and_len & 0x0f) * 4;
     let total_len = usize::from(header.be16::<2>());
-    if version_and_len >> 4 != 4 || header_len < IPV4_MIN_LEN || total_len < header_len || !frame.has(offset + total_len) {
+    if version_and_len >> 4 != 4
+        || header_len < IPV4_MIN_LEN
+        || total_len < header_len
+        || !frame.has(offset + total_len)
+    {
         return Parsed::Malformed;
     }
     let source = Source::V4(header.address_v4::<12>());
@@ -347,7 +351,9 @@ mod tests {
         ];
         for (frame, transport) in cases {
             let expected = match transport {
-                Some(transport) => Parsed::Ip(IpPacket { source: Source::V4(AddressV4::new([192, 0, 2, 1])), transport }),
+                Some(transport) => {
+                    Parsed::Ip(IpPacket { source: Source::V4(AddressV4::new([192, 0, 2, 1])), transport })
+                }
                 None => Parsed::Malformed,
             };
             assert_eq!(parse(frame.as_slice()), expected, "{frame:?}");

@@ -69,7 +69,7 @@ pub enum OnExit {
 /// Numbers of the program that no configuration file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// How often an update of a bucket is tried while other CPUs change it; at most 16.
+    /// How often an update of a bucket is tried while other CPUs change it; at most 8.
     pub swap_attempts: u32,
     /// How many new sources get a bucket of their own. `None`: a hundredth of `max_sources` a second.
     pub new_sources: Option<Quota>,
