@@ -11,8 +11,8 @@ use limiter_common::{
 
 use crate::{
     globals,
-    maps::{self, BucketState, Tat},
-    packet,
+    maps::{BucketState, Tat},
+    newcomer, packet,
     source::Family,
     stats::Ruling,
 };
@@ -37,13 +37,9 @@ pub(crate) fn judge<F: Family>(
         return Verdict::Pass(PassReason::Unlimited).into();
     };
     let now_ticks = now.ticks();
-    let taken = match own_bucket::<F>(key, now_ticks) {
+    let taken = match F::bucket(key) {
         Some(bucket) => take(bucket, &limits, cost, now_ticks),
-        None => match source.aggregate() {
-            Some(bucket) => take(bucket, &limits, cost, now_ticks).map_err(of_new_source),
-            // The index is always in range; whoever has no bucket is not let through.
-            None => Err(DropReason::NewSources),
-        },
+        None => newcomer::take(source, key, &limits, cost, now_ticks),
     };
     let verdict = match taken {
         Ok(()) => Verdict::Pass(PassReason::Conforming),
@@ -54,7 +50,7 @@ pub(crate) fn judge<F: Family>(
 }
 
 /// What limits a source.
-struct Limits<'a> {
+pub(crate) struct Limits<'a> {
     /// Bits of the dimensions that are limited.
     set: usize,
     /// A copy, so that for the verifier it is the same whether it comes from a rule or from a budget.
@@ -110,36 +106,9 @@ fn used_dimensions() -> u32 {
     globals::LIMITS.load() | by_budgets
 }
 
-#[inline(always)]
-fn of_new_source(reason: DropReason) -> DropReason {
-    match reason {
-        DropReason::Contended => DropReason::Contended,
-        DropReason::RateLimitedPackets
-        | DropReason::RateLimitedBytes
-        | DropReason::RateLimitedConnections
-        | DropReason::NewSources
-        | DropReason::Malformed
-        | DropReason::Denied
-        | DropReason::Blocked => DropReason::NewSources,
-    }
-}
-
-/// The bucket of this source, made now if it is new and the budget for new ones allows.
-#[inline(always)]
-fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Option<BucketState> {
-    if let Some(bucket) = F::bucket(key) {
-        return Some(bucket);
-    }
-    let quota = globals::CREATION_QUOTA.load();
-    let creation = Charge { tat: maps::creation_tat()?, params: &quota, cost: 1, reason: DropReason::NewSources };
-    creation.look(now_ticks).and_then(|taking| taking.commit(now_ticks)).ok()?;
-    F::create_bucket(key, now_ticks);
-    F::bucket(key)
-}
-
 /// Takes the packet's cost in every dimension that is limited, or nothing.
 #[inline(always)]
-fn take(bucket: BucketState, limits: &Limits<'_>, cost: Cost, now: u64) -> Result<(), DropReason> {
+pub(crate) fn take(bucket: BucketState, limits: &Limits<'_>, cost: Cost, now: u64) -> Result<(), DropReason> {
     let packets = limits.look(Dimension::Packets, bucket, cost, now)?;
     let bytes = limits.look(Dimension::Bytes, bucket, cost, now)?;
     let connections = limits.look(Dimension::Connections, bucket, cost, now)?;
@@ -207,11 +176,11 @@ impl Limits<'_> {
 
 /// A cost in one dimension.
 #[derive(Clone, Copy)]
-struct Charge<'a> {
-    tat: Tat,
-    params: &'a GcraParams,
-    cost: u64,
-    reason: DropReason,
+pub(crate) struct Charge<'a> {
+    pub(crate) tat: Tat,
+    pub(crate) params: &'a GcraParams,
+    pub(crate) cost: u64,
+    pub(crate) reason: DropReason,
 }
 
 /// A charge that conformed to the state that was seen.
@@ -223,6 +192,11 @@ struct Taking<'a> {
 
 impl<'a> Charge<'a> {
     #[inline(always)]
+    pub(crate) fn commit(self, now: u64) -> Result<(), DropReason> {
+        self.look(now)?.commit(now)
+    }
+
+    #[inline(always)]
     fn look(self, now: u64) -> Result<Taking<'a>, DropReason> {
         let seen = self.tat.load();
         let next = self.next(seen, now)?;
@@ -231,7 +205,7 @@ impl<'a> Charge<'a> {
 
     /// The state after this cost, if it conforms.
     #[inline(always)]
-    fn next(&self, seen: u64, now: u64) -> Result<u64, DropReason> {
+    pub(crate) fn next(&self, seen: u64, now: u64) -> Result<u64, DropReason> {
         let step = gcra::check(seen, self.params, now, self.cost);
         match step.outcome {
             Outcome::Conforming => Ok(step.tat),
