@@ -2,11 +2,25 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+/// An IPv4 address: four bytes in network order, which the XDP program moves as one word.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressV4 {
+    word: u32,
+}
+
+/// An IPv6 address: sixteen bytes in network order, moved as two words.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressV6 {
+    words: [u64; 2],
+}
+
 /// An IPv4 source, cut to the configured prefix. Map key: four bytes in network order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SrcKeyV4 {
-    octets: [u8; 4],
+    address: AddressV4,
 }
 
 /// An IPv6 source, cut to the configured prefix. Map key: sixteen bytes in network order, so that any prefix length
@@ -14,11 +28,11 @@ pub struct SrcKeyV4 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SrcKeyV6 {
-    octets: [u8; 16],
+    address: AddressV6,
 }
 
-const _: () = assert!(size_of::<SrcKeyV4>() == 4 && align_of::<SrcKeyV4>() == 1);
-const _: () = assert!(size_of::<SrcKeyV6>() == 16 && align_of::<SrcKeyV6>() == 1);
+const _: () = assert!(size_of::<SrcKeyV4>() == 4);
+const _: () = assert!(size_of::<SrcKeyV6>() == 16);
 
 /// Bits that a source key keeps: the prefix length as a mask, in network order.
 #[repr(C)]
@@ -27,7 +41,40 @@ pub struct SrcMaskV4(pub [u8; 4]);
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SrcMaskV6(pub [u8; 16]);
+pub struct SrcMaskV6([[u8; 8]; 2]);
+
+impl AddressV4 {
+    #[inline(always)]
+    pub const fn new(octets: [u8; 4]) -> Self {
+        Self { word: u32::from_ne_bytes(octets) }
+    }
+
+    #[inline(always)]
+    pub const fn octets(self) -> [u8; 4] {
+        self.word.to_ne_bytes()
+    }
+}
+
+impl AddressV6 {
+    #[inline(always)]
+    pub const fn new(octets: [u8; 16]) -> Self {
+        let [a, b, c, d, e, f, g, h, rest @ ..] = octets;
+        Self::from_halves([[a, b, c, d, e, f, g, h], rest])
+    }
+
+    /// From the first eight bytes and the last eight.
+    #[inline(always)]
+    pub const fn from_halves([first, last]: [[u8; 8]; 2]) -> Self {
+        Self { words: [u64::from_ne_bytes(first), u64::from_ne_bytes(last)] }
+    }
+
+    #[inline(always)]
+    pub const fn octets(self) -> [u8; 16] {
+        let [[a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p]] =
+            [self.words[0].to_ne_bytes(), self.words[1].to_ne_bytes()];
+        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+    }
+}
 
 impl SrcMaskV4 {
     /// `prefix_len` above 32 counts as 32.
@@ -41,55 +88,63 @@ impl SrcMaskV6 {
     /// `prefix_len` above 128 counts as 128.
     pub const fn new(prefix_len: u8) -> Self {
         let len = if prefix_len > 128 { 128 } else { prefix_len };
-        Self(if len == 0 { [0; 16] } else { (u128::MAX << (128 - len)).to_be_bytes() })
+        let bytes = if len == 0 { [0; 16] } else { (u128::MAX << (128 - len)).to_be_bytes() };
+        let [a, b, c, d, e, f, g, h, rest @ ..] = bytes;
+        Self([[a, b, c, d, e, f, g, h], rest])
     }
 
     /// From the mask of the first eight bytes and that of the last eight.
     #[inline(always)]
     pub const fn from_halves(first: [u8; 8], last: [u8; 8]) -> Self {
-        let halves = [u64::from_be_bytes(first) as u128, u64::from_be_bytes(last) as u128];
-        Self((halves[0] << 64 | halves[1]).to_be_bytes())
+        Self([first, last])
     }
 
     pub const fn halves(&self) -> [[u8; 8]; 2] {
-        let [a, b, c, d, e, f, g, h, rest @ ..] = self.0;
-        [[a, b, c, d, e, f, g, h], rest]
+        self.0
     }
 }
 
 impl SrcKeyV4 {
-    #[inline(always)]
     pub const fn new(address: [u8; 4], mask: SrcMaskV4) -> Self {
-        let bits = u32::from_ne_bytes(address) & u32::from_ne_bytes(mask.0);
-        Self { octets: bits.to_ne_bytes() }
+        Self::of(AddressV4::new(address), mask)
+    }
+
+    #[inline(always)]
+    pub const fn of(address: AddressV4, mask: SrcMaskV4) -> Self {
+        Self { address: AddressV4 { word: address.word & u32::from_ne_bytes(mask.0) } }
     }
 
     pub const fn octets(&self) -> [u8; 4] {
-        self.octets
+        self.address.octets()
     }
 }
 
 impl SrcKeyV6 {
-    #[inline(always)]
     pub const fn new(address: [u8; 16], mask: SrcMaskV6) -> Self {
-        let bits = u128::from_ne_bytes(address) & u128::from_ne_bytes(mask.0);
-        Self { octets: bits.to_ne_bytes() }
+        Self::of(AddressV6::new(address), mask)
+    }
+
+    #[inline(always)]
+    pub const fn of(address: AddressV6, mask: SrcMaskV6) -> Self {
+        let mask = AddressV6::from_halves(mask.0);
+        let words = [address.words[0] & mask.words[0], address.words[1] & mask.words[1]];
+        Self { address: AddressV6 { words } }
     }
 
     pub const fn octets(&self) -> [u8; 16] {
-        self.octets
+        self.address.octets()
     }
 }
 
 impl From<SrcKeyV4> for Ipv4Addr {
     fn from(key: SrcKeyV4) -> Self {
-        key.octets.into()
+        key.octets().into()
     }
 }
 
 impl From<SrcKeyV6> for Ipv6Addr {
     fn from(key: SrcKeyV6) -> Self {
-        key.octets.into()
+        key.octets().into()
     }
 }
 

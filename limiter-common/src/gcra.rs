@@ -13,6 +13,10 @@ pub const TICK_SHIFT: u32 = 8;
 /// Ticks in a nanosecond, in the XDP program.
 pub const TICKS_PER_NS: u64 = 1 << TICK_SHIFT;
 
+/// How late a reading of the clock may be when the XDP program acts on it, about a second: a tick by the clock itself,
+/// more where the CPU was taken away between the reading and the update.
+pub const MAX_CLOCK_LAG: u64 = TICKS_PER_NS << 30;
+
 /// Integers derived from a [`crate::quota::Quota`].
 ///
 /// Map value: host byte order, no padding.
@@ -53,6 +57,17 @@ pub struct Step {
     /// parameters allow (a quota was lowered): it is then cut to an exhausted bucket, so that a client waits by the
     /// new quota and never out an old one's debt.
     pub tat: u64,
+}
+
+impl Step {
+    /// Whether a refused check has cut what no lag of the clock explains, in the XDP program's ticks. Where many CPUs
+    /// change one state, only such a cut may be stored: whoever reads the clock late takes an exhausted bucket for one
+    /// with too much debt. To cut that gives back what came since, and two CPUs that disagree about the time would give
+    /// back, and take, in turns without end.
+    #[inline(always)]
+    pub const fn cuts_debt(&self, before: u64) -> bool {
+        before.wrapping_sub(self.tat) > MAX_CLOCK_LAG
+    }
 }
 
 impl GcraParams {
@@ -173,6 +188,26 @@ mod tests {
         assert_eq!(check(denied.tat, &fast, 1_000_000, 1).outcome, Outcome::Conforming);
     }
 
+    /// A thousand a second, asked for a hundred times as often, by two CPUs in turns. To cut the debt that the late one
+    /// believes in would admit four times as much.
+    #[test]
+    fn two_clocks_a_tick_apart_share_one_burst() {
+        const MS: u64 = 1_000_000 * TICKS_PER_NS;
+        let params = params(MS, 2000);
+        let start = 1000 * MS;
+        let (mut tat, mut admitted) = (full(start), 0);
+        for packet in 0..16_000 {
+            let late = if packet % 2 == 0 { 0 } else { 4 * MS };
+            let step = check(tat, &params, start + packet / 100 * MS - late, 1);
+            let conforms = step.outcome == Outcome::Conforming;
+            admitted += u64::from(conforms);
+            if conforms || step.cuts_debt(tat) {
+                tat = step.tat;
+            }
+        }
+        assert_eq!(admitted, 2000 + 159);
+    }
+
     #[test]
     fn holds_across_idle_times_and_wraps() {
         let hour_ns = 3_600_000_000_000u64;
@@ -193,6 +228,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn only_a_debt_that_no_lag_explains_is_cut() {
+        let slow = params(MAX_CLOCK_LAG, 3);
+        let fast = params(1000, 10);
+        let exhausted = (0..3).fold(full(0), |tat, _| check(tat, &slow, 0, 1).tat);
+        for (lag, cuts) in [(0, false), (1, false), (MAX_CLOCK_LAG, false), (MAX_CLOCK_LAG + 1, true)] {
+            let late = check(exhausted, &slow, lag.wrapping_neg(), 1);
+            assert_ne!(late.outcome, Outcome::Conforming);
+            assert_eq!(late.cuts_debt(exhausted), cuts, "{lag}");
+        }
+        assert!(check(exhausted, &fast, 0, 1).cuts_debt(exhausted), "a lowered quota");
     }
 
     proptest! {
@@ -240,6 +288,34 @@ mod tests {
                 for &(at, cost) in &admitted[first..] {
                     sum += cost;
                     prop_assert!(sum <= burst + (at - from) / interval, "{sum} units in {} ticks", at - from);
+                }
+            }
+        }
+
+        /// As above, for CPUs that share the state and read the clock more or less late.
+        #[test]
+        fn late_readings_only_delay_refill(
+            interval in 1u64..1 << 40, burst in 1u64..1000, start: u64,
+            arrivals in prop::collection::vec((1u64..20, 0u64..1 << 38, 0..=MAX_CLOCK_LAG), 1..200),
+        ) {
+            let params = params(interval, burst);
+            let (mut tat, mut now) = (full(start), start);
+            let mut admitted = std::vec::Vec::new();
+            for (cost, pause, lag) in arrivals {
+                now = now.wrapping_add(pause);
+                let step = check(tat, &params, now.wrapping_sub(lag), cost);
+                if step.outcome == Outcome::Conforming {
+                    admitted.push((now.wrapping_sub(start), lag, cost));
+                }
+                if step.outcome == Outcome::Conforming || step.cuts_debt(tat) {
+                    tat = step.tat;
+                }
+            }
+            for (first, &(from, lag, _)) in admitted.iter().enumerate() {
+                let mut sum = 0;
+                for &(at, _, cost) in &admitted[first..] {
+                    sum += cost;
+                    prop_assert!(sum <= burst + (at - from + lag) / interval, "{sum} units in {} ticks", at - from);
                 }
             }
         }

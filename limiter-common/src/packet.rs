@@ -12,15 +12,21 @@ use network_types::{
     vlan::VlanHdr,
 };
 
+use crate::addr::{AddressV4, AddressV6};
+
 /// The furthest offset at which a header is read. More headers than this are malformed. The bound is the same in the
 /// XDP program, where the verifier needs one, and on the host.
 pub const MAX_READ_OFFSET: usize = 512;
 
 /// How a parser sees a frame.
 pub trait PacketRead {
+    type Header<'a, const N: usize>: Header<N>
+    where
+        Self: 'a;
+
     /// `N` bytes at `offset`, or `None` when the frame, or the part of it that can be read, ends before, or when
     /// `offset` is above [`MAX_READ_OFFSET`].
-    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+    fn read<const N: usize>(&self, offset: usize) -> Option<Self::Header<'_, N>>;
 
     /// Whether the whole frame, with all its buffers, has at least `len` bytes.
     fn has(&self, len: usize) -> bool;
@@ -33,16 +39,48 @@ pub trait PacketRead {
     }
 }
 
+/// `N` bytes that can be read. The program takes what it needs of them by whole words, without a copy.
+pub trait Header<const N: usize>: Copy {
+    fn byte<const AT: usize>(self) -> u8;
+
+    /// A number in network order.
+    fn be16<const AT: usize>(self) -> u16;
+
+    fn address_v4<const AT: usize>(self) -> AddressV4;
+
+    fn address_v6<const AT: usize>(self) -> AddressV6;
+}
+
 impl PacketRead for [u8] {
-    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+    type Header<'a, const N: usize> = &'a [u8; N];
+
+    fn read<const N: usize>(&self, offset: usize) -> Option<&[u8; N]> {
         if offset > MAX_READ_OFFSET {
             return None;
         }
-        self.get(offset..offset.checked_add(N)?)?.try_into().ok()
+        self.get(offset..)?.first_chunk()
     }
 
     fn has(&self, len: usize) -> bool {
         self.len() >= len
+    }
+}
+
+impl<const N: usize> Header<N> for &[u8; N] {
+    fn byte<const AT: usize>(self) -> u8 {
+        self[AT]
+    }
+
+    fn be16<const AT: usize>(self) -> u16 {
+        u16::from_be_bytes(core::array::from_fn(|index| self[AT + index]))
+    }
+
+    fn address_v4<const AT: usize>(self) -> AddressV4 {
+        AddressV4::new(core::array::from_fn(|index| self[AT + index]))
+    }
+
+    fn address_v6<const AT: usize>(self) -> AddressV6 {
+        AddressV6::new(core::array::from_fn(|index| self[AT + index]))
     }
 }
 
@@ -66,8 +104,8 @@ pub struct IpPacket {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    V4([u8; 4]),
-    V6([u8; 16]),
+    V4(AddressV4),
+    V6(AddressV6),
 }
 
 /// What follows the IP header.
@@ -134,15 +172,16 @@ mod fragment {
 /// Parses a frame that begins with its Ethernet header.
 #[inline(always)]
 pub fn parse<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
-    let Some(ether_type) = frame.read::<2>(ETH_LEN - 2) else { return Parsed::Malformed };
-    let mut ether_type = u16::from_be_bytes(ether_type);
+    let Some(header) = frame.read::<2>(ETH_LEN - 2) else { return Parsed::Malformed };
+    let mut ether_type = header.be16::<0>();
     let mut offset = ETH_LEN;
     for _ in 0..MAX_VLAN_TAGS {
-        if !is_vlan(ether_type) {
+        // What most frames are is asked first.
+        if ether_type == ETH_IPV4 || ether_type == ETH_IPV6 || !is_vlan(ether_type) {
             break;
         }
         let Some(inner) = frame.read::<2>(offset + 2) else { return Parsed::Malformed };
-        ether_type = u16::from_be_bytes(inner);
+        ether_type = inner.be16::<0>();
         offset += VLAN_LEN;
     }
     let offset = frame.forget(offset);
@@ -164,33 +203,38 @@ const fn is_vlan(ether_type: u16) -> bool {
 #[inline(always)]
 fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     let Some(header) = frame.read::<IPV4_MIN_LEN>(offset) else { return Parsed::Malformed };
-    let header_len = usize::from(header[0] & 0x0f) * 4;
-    let total_len = usize::from(u16::from_be_bytes([header[2], header[3]]));
-    if header[0] >> 4 != 4 || header_len < IPV4_MIN_LEN || total_len < header_len || !frame.has(offset + total_len) {
+    let version_and_len = header.byte::<0>();
+    let header_len = usize::from(version_and_len & 0x0f) * 4;
+    let total_len = usize::from(header.be16::<2>());
+    if version_and_len >> 4 != 4
+        || header_len < IPV4_MIN_LEN
+        || total_len < header_len
+        || !frame.has(offset + total_len)
+    {
         return Parsed::Malformed;
     }
-    let source = Source::V4([header[12], header[13], header[14], header[15]]);
-    let flags_and_offset = u16::from_be_bytes([header[6], header[7]]);
+    let source = Source::V4(header.address_v4::<12>());
+    let flags_and_offset = header.be16::<6>();
     let fragment = match (flags_and_offset & 0x1fff, flags_and_offset & 0x2000) {
         (0, 0) => fragment::WHOLE,
         (0, _) => fragment::FIRST,
         _ => fragment::LATER,
     };
     let fragment = frame.forget(fragment);
-    transport(frame, source, header[9], fragment, offset + header_len, total_len - header_len)
+    transport(frame, source, header.byte::<9>(), fragment, offset + header_len, total_len - header_len)
 }
 
 #[inline(always)]
 fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
-    let Some(header) = frame.read::<8>(offset) else { return Parsed::Malformed };
-    let Some(address) = frame.read::<16>(offset + 8) else { return Parsed::Malformed };
-    let payload_len = usize::from(u16::from_be_bytes([header[4], header[5]]));
-    if header[0] >> 4 != 6 || !frame.has(offset + IPV6_LEN + payload_len) {
+    // As far as the source address.
+    let Some(header) = frame.read::<24>(offset) else { return Parsed::Malformed };
+    let payload_len = usize::from(header.be16::<4>());
+    if header.byte::<0>() >> 4 != 6 || !frame.has(offset + IPV6_LEN + payload_len) {
         return Parsed::Malformed;
     }
-    let source = Source::V6(address);
-    let hop_limit = header[7];
-    let mut next = header[6];
+    let source = Source::V6(header.address_v6::<8>());
+    let hop_limit = header.byte::<7>();
+    let mut next = header.byte::<6>();
     let mut fragment = fragment::WHOLE;
     // Bytes of the payload that extension headers have taken.
     let mut taken = 0;
@@ -214,22 +258,22 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
         let Some(extension) = frame.read::<4>(offset + IPV6_LEN + taken) else { return Parsed::Malformed };
         taken += match next {
             FRAGMENT => 8,
-            AUTHENTICATION => (usize::from(extension[1]) + 2) * 4,
-            _ => (usize::from(extension[1]) + 1) * 8,
+            AUTHENTICATION => (usize::from(extension.byte::<1>()) + 2) * 4,
+            _ => (usize::from(extension.byte::<1>()) + 1) * 8,
         };
         if taken > payload_len {
             // In a first fragment the chain may go on in the next one; RFC 7112 lets a receiver drop that.
             return Parsed::Malformed;
         }
         if next == FRAGMENT {
-            let offset_and_flags = u16::from_be_bytes([extension[2], extension[3]]);
+            let offset_and_flags = extension.be16::<2>();
             fragment = match (offset_and_flags & 0xfff8, offset_and_flags & 1) {
                 (0, 0) => fragment,
                 (0, _) => fragment::FIRST,
                 _ => fragment::LATER,
             };
         }
-        next = extension[0];
+        next = extension.byte::<0>();
         taken = frame.forget(taken);
         fragment = frame.forget(fragment);
     }
@@ -242,8 +286,8 @@ fn icmpv6<P: PacketRead + ?Sized>(frame: &P, source: Source, hop_limit: u8, offs
         return Parsed::Malformed;
     }
     // Never a single byte: the verifier does not accept the bounds check that a compiler makes of that.
-    let Some([kind, ..]) = frame.read::<4>(offset) else { return Parsed::Malformed };
-    match kind {
+    let Some(header) = frame.read::<4>(offset) else { return Parsed::Malformed };
+    match header.byte::<0>() {
         // MLD, and multicast router discovery (RFC 4286).
         130..=132 | 143 | 151..=153 => Parsed::Control,
         // Neighbour discovery counts only from this link, which a hop limit of 255 proves (RFC 4861, section 3.1).
@@ -274,12 +318,12 @@ fn transport<P: PacketRead + ?Sized>(
         return Parsed::Malformed;
     }
     let Some(header) = frame.read::<4>(offset) else { return Parsed::Malformed };
-    let destination_port = u16::from_be_bytes([header[2], header[3]]);
+    let destination_port = header.be16::<2>();
     if protocol == UDP {
         return Parsed::Ip(IpPacket { source, transport: Transport::Udp { destination_port } });
     }
-    let Some([_, flags]) = frame.read::<2>(offset + 12) else { return Parsed::Malformed };
-    let opens_connection = flags & (TCP_SYN | TCP_ACK) == TCP_SYN;
+    let Some(offset_and_flags) = frame.read::<2>(offset + 12) else { return Parsed::Malformed };
+    let opens_connection = offset_and_flags.byte::<1>() & (TCP_SYN | TCP_ACK) == TCP_SYN;
     Parsed::Ip(IpPacket { source, transport: Transport::Tcp { destination_port, opens_connection } })
 }
 
@@ -313,7 +357,9 @@ mod tests {
         ];
         for (frame, transport) in cases {
             let expected = match transport {
-                Some(transport) => Parsed::Ip(IpPacket { source: Source::V4([192, 0, 2, 1]), transport }),
+                Some(transport) => {
+                    Parsed::Ip(IpPacket { source: Source::V4(AddressV4::new([192, 0, 2, 1])), transport })
+                }
                 None => Parsed::Malformed,
             };
             assert_eq!(parse(frame.as_slice()), expected, "{frame:?}");

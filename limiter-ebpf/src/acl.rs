@@ -22,7 +22,7 @@ pub(crate) fn denies<F: Family>(source: F, now: KtimeNs) -> bool {
 #[inline(always)]
 fn holds<'a>(now: KtimeNs, bits: u32, longest_up_to: impl Fn(u32) -> Option<&'a AclEntry>) -> bool {
     let mut prefix_len = bits;
-    for _ in 0..=MAX_EXPIRED_NESTING {
+    for _ in 0..MAX_EXPIRED_NESTING + 1 {
         let Some(entry) = longest_up_to(prefix_len) else { return false };
         if !entry.expired(now) {
             return true;

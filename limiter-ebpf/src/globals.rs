@@ -81,7 +81,7 @@ pub(crate) static AGGREGATE_SEED: Global<u64> = Global::new(0);
 pub(crate) static SWAP_ATTEMPTS: Global<u32> = Global::new(MAX_SWAP_ATTEMPTS);
 
 /// What the verifier can follow with ease. Each failed attempt means that another CPU has succeeded.
-pub(crate) const MAX_SWAP_ATTEMPTS: u32 = 16;
+pub(crate) const MAX_SWAP_ATTEMPTS: u32 = 8;
 
 #[inline(always)]
 pub(crate) fn is_on(global: &Global<u8>) -> bool {

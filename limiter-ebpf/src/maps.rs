@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use limiter_common::{
     acl::AclEntry,
-    addr::{SrcKeyV4, SrcKeyV6},
+    addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6},
     aggregate::Aggregate,
     budget::Budget,
     rule::{Bucket, PacketRule},
@@ -21,21 +21,21 @@ use crate::globals;
 
 /// Allow prefixes. The agent writes; at most 131,072 of a family, about 15 MB when full, nothing when empty.
 #[map]
-static ALLOW_V4: LpmTrie<[u8; 4], AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
+static ALLOW_V4: LpmTrie<AddressV4, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 #[map]
-static ALLOW_V6: LpmTrie<[u8; 16], AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
+static ALLOW_V6: LpmTrie<AddressV6, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 
 /// Deny prefixes. As the allow prefixes.
 #[map]
-static DENY_V4: LpmTrie<[u8; 4], AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
+static DENY_V4: LpmTrie<AddressV4, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 #[map]
-static DENY_V6: LpmTrie<[u8; 16], AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
+static DENY_V6: LpmTrie<AddressV6, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 
 /// Prefix to index in `RULES`. The agent writes, before the program is attached; at most 16,384 of a family.
 #[map]
-static RULES_V4: LpmTrie<[u8; 4], u32> = LpmTrie::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
+static RULES_V4: LpmTrie<AddressV4, u32> = LpmTrie::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
 #[map]
-static RULES_V6: LpmTrie<[u8; 16], u32> = LpmTrie::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
+static RULES_V6: LpmTrie<AddressV6, u32> = LpmTrie::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
 
 /// Packet rules. The agent writes, before the program is attached, and makes the map as large as the policy is;
 /// 112 bytes a rule.
@@ -183,34 +183,60 @@ impl AggregateState {
     }
 }
 
-#[inline(always)]
-pub(crate) fn allow_v4<'a>(address: [u8; 4], prefix_len: u32) -> Option<&'a AclEntry> {
-    ALLOW_V4.get(Key::new(prefix_len, address))
+/// An address to look up in a trie, at a place in memory where whole words can fill it: the kernel puts the address
+/// right behind four bytes of length, so these begin in the middle of a word.
+#[repr(C, align(8))]
+struct PrefixKey<A> {
+    before: u32,
+    key: Key<A>,
+}
+
+impl<A> PrefixKey<A> {
+    #[inline(always)]
+    fn new(prefix_len: u32, address: A) -> Self {
+        Self { before: 0, key: Key::new(prefix_len, address) }
+    }
+
+    #[inline(always)]
+    fn key(&self) -> &Key<A> {
+        // The compiler must not see that the first part is unused: it would forget the alignment along with it.
+        #[cfg(target_arch = "bpf")]
+        // SAFETY: the instruction, without which the kernel refuses the line information, changes nothing.
+        unsafe {
+            core::arch::asm!("{key} = {key}", key = in(reg) self, options(nostack, preserves_flags));
+        }
+        &self.key
+    }
 }
 
 #[inline(always)]
-pub(crate) fn allow_v6<'a>(address: [u8; 16], prefix_len: u32) -> Option<&'a AclEntry> {
-    ALLOW_V6.get(Key::new(prefix_len, address))
+pub(crate) fn allow_v4<'a>(address: AddressV4, prefix_len: u32) -> Option<&'a AclEntry> {
+    ALLOW_V4.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn deny_v4<'a>(address: [u8; 4], prefix_len: u32) -> Option<&'a AclEntry> {
-    DENY_V4.get(Key::new(prefix_len, address))
+pub(crate) fn allow_v6<'a>(address: AddressV6, prefix_len: u32) -> Option<&'a AclEntry> {
+    ALLOW_V6.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn deny_v6<'a>(address: [u8; 16], prefix_len: u32) -> Option<&'a AclEntry> {
-    DENY_V6.get(Key::new(prefix_len, address))
+pub(crate) fn deny_v4<'a>(address: AddressV4, prefix_len: u32) -> Option<&'a AclEntry> {
+    DENY_V4.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn rule_index_v4(address: [u8; 4]) -> Option<u32> {
-    RULES_V4.get(Key::new(32, address)).copied()
+pub(crate) fn deny_v6<'a>(address: AddressV6, prefix_len: u32) -> Option<&'a AclEntry> {
+    DENY_V6.get(PrefixKey::new(prefix_len, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn rule_index_v6(address: [u8; 16]) -> Option<u32> {
-    RULES_V6.get(Key::new(128, address)).copied()
+pub(crate) fn rule_index_v4(address: AddressV4) -> Option<u32> {
+    RULES_V4.get(PrefixKey::new(32, address).key()).copied()
+}
+
+#[inline(always)]
+pub(crate) fn rule_index_v6(address: AddressV6) -> Option<u32> {
+    RULES_V6.get(PrefixKey::new(128, address).key()).copied()
 }
 
 #[inline(always)]

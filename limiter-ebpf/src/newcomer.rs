@@ -38,7 +38,7 @@ pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, now: u64) -> Option<Buc
 
 /// Takes the packet's cost from the buckets of its neighbourhood.
 #[inline(always)]
-pub(crate) fn share<F: Family>(source: F, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
+pub(crate) fn share<F: Family>(source: F, limits: &Limits<'_>, cost: Cost, now: u64) -> Result<(), DropReason> {
     let neighbourhood = neighbourhood(source).ok_or(DropReason::NewSources)?;
     // Charged to each that has room, so that a neighbourhood by itself has one quota and not two.
     let (mut passed, mut contended) = (0, 0);

@@ -49,13 +49,15 @@ pub(crate) fn judge<F: Family>(
     Ruling { verdict, slot: limits.slot }
 }
 
-/// What limits a source. A copy, so that for the verifier it is the same wherever it comes from.
-pub(crate) struct Limits {
+/// What limits a source.
+pub(crate) struct Limits<'a> {
     /// Bits of the dimensions that are limited.
     set: usize,
+    /// A copy, so that for the verifier it is the same whether it comes from a rule or from a budget.
     packets: GcraParams,
-    bytes: GcraParams,
-    connections: GcraParams,
+    /// Of the rule, in place.
+    bytes: Option<&'a GcraParams>,
+    connections: Option<&'a GcraParams>,
     slot: u32,
     /// Not 0 for a rule that only counts.
     shadow: usize,
@@ -64,16 +66,11 @@ pub(crate) struct Limits {
 /// A rule that is off limits nothing. A budget replaces the packet limit of a rule and leaves the others; without a
 /// rule it holds by itself.
 #[inline(always)]
-fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Option<Limits> {
+fn limits<'a>(rule: Option<&'a PacketRule>, budget: Option<&Budget>, cost: Cost) -> Option<Limits<'a>> {
+    let used = used_dimensions();
     let rule = rule.filter(|rule| !rule.is_off());
-    let mut limits = Limits {
-        set: 0,
-        packets: GcraParams::default(),
-        bytes: GcraParams::default(),
-        connections: GcraParams::default(),
-        slot: 0,
-        shadow: 0,
-    };
+    let mut limits =
+        Limits { set: 0, packets: GcraParams::default(), bytes: None, connections: None, slot: 0, shadow: 0 };
     match (rule, budget) {
         (None, None) => return None,
         (None, Some(budget)) => limits.slot = budget.rule_slot(),
@@ -81,14 +78,14 @@ fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Opt
             limits.set = rule.limits() as usize;
             limits.slot = rule.slot();
             limits.shadow = rule.is_shadow().into();
-            if is_used(Dimension::Packets) {
+            if used & Dimension::Packets.bit() != 0 {
                 limits.packets = *rule.params(Dimension::Packets);
             }
-            if is_used(Dimension::Bytes) {
-                limits.bytes = *rule.params(Dimension::Bytes);
+            if used & Dimension::Bytes.bit() != 0 {
+                limits.bytes = Some(rule.params(Dimension::Bytes));
             }
-            if is_used(Dimension::Connections) {
-                limits.connections = *rule.params(Dimension::Connections);
+            if used & Dimension::Connections.bit() != 0 {
+                limits.connections = Some(rule.params(Dimension::Connections));
             }
         }
     }
@@ -96,85 +93,81 @@ fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Opt
         limits.set |= Dimension::Packets.bit() as usize;
         limits.packets = *budget.packets();
     }
-    limits.set = packet::forget(limits.set, cost.bytes);
+    // Of the dimensions that nothing limits, the verifier goes on to know that they are not set.
+    limits.set = packet::forget(limits.set, cost.bytes) & used as usize;
     limits.shadow = packet::forget(limits.shadow, cost.bytes);
     Some(limits)
 }
 
-/// Whether anything limits this dimension: known before load.
+/// Bits of the dimensions that anything limits: known before load.
 #[inline(always)]
-fn is_used(dimension: Dimension) -> bool {
-    let by_budget = matches!(dimension, Dimension::Packets) && globals::is_on(&globals::HAS_BUDGETS);
-    by_budget || globals::LIMITS.load() & dimension.bit() != 0
+fn used_dimensions() -> u32 {
+    let by_budgets = if globals::is_on(&globals::HAS_BUDGETS) { Dimension::Packets.bit() } else { 0 };
+    globals::LIMITS.load() | by_budgets
 }
 
 /// Takes the packet's cost in every dimension that is limited, or nothing.
 #[inline(always)]
 pub(crate) fn take<const ATTEMPTS: u32>(
     bucket: BucketState,
-    limits: &Limits,
+    limits: &Limits<'_>,
     cost: Cost,
     now: u64,
 ) -> Result<(), DropReason> {
-    let packets = Dimension::Packets;
-    let bytes = Dimension::Bytes;
-    let connections = Dimension::Connections;
-    let several = [packets, bytes, connections].into_iter().filter(|dimension| is_used(*dimension)).count() > 1;
-    if several {
-        limits.peek(packets, bucket, cost, now)?;
-        limits.peek(bytes, bucket, cost, now)?;
-        limits.peek(connections, bucket, cost, now)?;
-    }
+    let packets = limits.look(Dimension::Packets, bucket, cost, now)?;
+    let bytes = limits.look(Dimension::Bytes, bucket, cost, now)?;
+    let connections = limits.look(Dimension::Connections, bucket, cost, now)?;
     // Other CPUs may have taken meanwhile. What one dimension refuses is given back in the others.
-    limits.charge::<ATTEMPTS>(packets, bucket, cost, now)?;
-    if let Err(reason) = limits.charge::<ATTEMPTS>(bytes, bucket, cost, now) {
-        limits.give_back(packets, bucket, cost);
+    commit::<ATTEMPTS>(packets, now)?;
+    if let Err(reason) = commit::<ATTEMPTS>(bytes, now) {
+        limits.give_back(Dimension::Packets, bucket, cost);
         return Err(reason);
     }
-    if let Err(reason) = limits.charge::<ATTEMPTS>(connections, bucket, cost, now) {
-        limits.give_back(packets, bucket, cost);
-        limits.give_back(bytes, bucket, cost);
+    if let Err(reason) = commit::<ATTEMPTS>(connections, now) {
+        limits.give_back(Dimension::Packets, bucket, cost);
+        limits.give_back(Dimension::Bytes, bucket, cost);
         return Err(reason);
     }
     Ok(())
 }
 
-impl Limits {
+#[inline(always)]
+fn commit<const ATTEMPTS: u32>(taking: Option<Taking<'_>>, now: u64) -> Result<(), DropReason> {
+    match taking {
+        Some(taking) => taking.commit::<ATTEMPTS>(now),
+        None => Ok(()),
+    }
+}
+
+impl Limits<'_> {
     /// The charge in one dimension; `None` when the packet takes nothing there.
     #[inline(always)]
     fn in_dimension(&self, dimension: Dimension, bucket: BucketState, cost: Cost) -> Option<Charge<'_>> {
-        if !is_used(dimension) || self.set & dimension.bit() as usize == 0 {
+        if self.set & dimension.bit() as usize == 0 {
             return None;
         }
         let (tat, params, cost, reason) = match dimension {
             Dimension::Packets => (bucket.packets, &self.packets, 1, DropReason::RateLimitedPackets),
-            Dimension::Bytes => (bucket.bytes, &self.bytes, cost.bytes, DropReason::RateLimitedBytes),
+            Dimension::Bytes => (bucket.bytes, self.bytes?, cost.bytes, DropReason::RateLimitedBytes),
             Dimension::Connections => {
-                (bucket.connections, &self.connections, cost.connections, DropReason::RateLimitedConnections)
+                (bucket.connections, self.connections?, cost.connections, DropReason::RateLimitedConnections)
             }
         };
         if cost == 0 { None } else { Some(Charge { tat, params, cost, reason }) }
     }
 
+    /// The charge, if it conforms as things are.
     #[inline(always)]
-    fn peek(&self, dimension: Dimension, bucket: BucketState, cost: Cost, now: u64) -> Result<(), DropReason> {
-        match self.in_dimension(dimension, bucket, cost) {
-            Some(charge) => charge.next(charge.tat.load(), now).map(|_| ()),
-            None => Ok(()),
-        }
-    }
-
-    #[inline(always)]
-    fn charge<const ATTEMPTS: u32>(
+    fn look(
         &self,
         dimension: Dimension,
         bucket: BucketState,
         cost: Cost,
         now: u64,
-    ) -> Result<(), DropReason> {
+    ) -> Result<Option<Taking<'_>>, DropReason> {
         match self.in_dimension(dimension, bucket, cost) {
-            Some(charge) => charge.commit::<ATTEMPTS>(now),
-            None => Ok(()),
+            Some(charge) => charge.look(now).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -195,18 +188,24 @@ pub(crate) struct Charge<'a> {
     pub(crate) reason: DropReason,
 }
 
-impl Charge<'_> {
-    /// Stores the state after this cost; where another CPU was quicker, judges again by what it left.
+/// A charge that conformed to the state that was seen.
+struct Taking<'a> {
+    charge: Charge<'a>,
+    seen: u64,
+    next: u64,
+}
+
+impl<'a> Charge<'a> {
     #[inline(always)]
-    pub(crate) fn commit<const ATTEMPTS: u32>(&self, now: u64) -> Result<(), DropReason> {
-        let mut seen = self.tat.load();
-        for _ in 0..globals::SWAP_ATTEMPTS.load().min(ATTEMPTS) {
-            match self.tat.swap(seen, self.next(seen, now)?) {
-                Ok(()) => return Ok(()),
-                Err(found) => seen = found,
-            }
-        }
-        Err(DropReason::Contended)
+    pub(crate) fn commit<const ATTEMPTS: u32>(self, now: u64) -> Result<(), DropReason> {
+        self.look(now)?.commit::<ATTEMPTS>(now)
+    }
+
+    #[inline(always)]
+    fn look(self, now: u64) -> Result<Taking<'a>, DropReason> {
+        let seen = self.tat.load();
+        let next = self.next(seen, now)?;
+        Ok(Taking { charge: self, seen, next })
     }
 
     /// The state after this cost, if it conforms.
@@ -217,11 +216,28 @@ impl Charge<'_> {
             Outcome::Conforming => Ok(step.tat),
             Outcome::NonConforming { .. } | Outcome::NeverConforming => {
                 // A quota was lowered: the debt is cut to the new one. Where the swap fails, the next packet does it.
-                if step.tat != seen && self.tat.swap(seen, step.tat).is_err() {
+                if step.cuts_debt(seen) && self.tat.swap(seen, step.tat).is_err() {
                     return Err(self.reason);
                 }
                 Err(self.reason)
             }
         }
+    }
+}
+
+impl Taking<'_> {
+    /// Stores the state after this cost; where another CPU was quicker, judges again by what it left.
+    #[inline(always)]
+    fn commit<const ATTEMPTS: u32>(mut self, now: u64) -> Result<(), DropReason> {
+        for _ in 0..globals::SWAP_ATTEMPTS.load().min(ATTEMPTS) {
+            match self.charge.tat.swap(self.seen, self.next) {
+                Ok(()) => return Ok(()),
+                Err(found) => {
+                    self.seen = found;
+                    self.next = self.charge.next(found, now)?;
+                }
+            }
+        }
+        Err(DropReason::Contended)
     }
 }

@@ -2,7 +2,7 @@
 
 use limiter_common::{
     acl::AclEntry,
-    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
+    addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     aggregate::{self, ROWS},
     budget::Budget,
     rule::PacketRule,
@@ -34,14 +34,14 @@ pub(crate) trait Family: Copy {
     fn aggregates(self) -> [u32; ROWS];
 }
 
-impl Family for [u8; 4] {
+impl Family for AddressV4 {
     type Key = SrcKeyV4;
     const BITS: u32 = 32;
     const BIT: u8 = 1;
 
     #[inline(always)]
     fn key(self) -> SrcKeyV4 {
-        SrcKeyV4::new(self, SrcMaskV4(globals::SRC_MASK_V4.load().to_ne_bytes()))
+        SrcKeyV4::of(self, SrcMaskV4(globals::SRC_MASK_V4.load().to_ne_bytes()))
     }
 
     #[inline(always)]
@@ -77,11 +77,11 @@ impl Family for [u8; 4] {
 
     #[inline(always)]
     fn aggregates(self) -> [u32; ROWS] {
-        aggregate::index::v4(self, globals::AGGREGATE_SEED.load())
+        aggregate::index::v4(self.octets(), globals::AGGREGATE_SEED.load())
     }
 }
 
-impl Family for [u8; 16] {
+impl Family for AddressV6 {
     type Key = SrcKeyV6;
     const BITS: u32 = 128;
     const BIT: u8 = 2;
@@ -89,7 +89,7 @@ impl Family for [u8; 16] {
     #[inline(always)]
     fn key(self) -> SrcKeyV6 {
         let [high, low] = globals::SRC_MASK_V6.load();
-        SrcKeyV6::new(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()))
+        SrcKeyV6::of(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()))
     }
 
     #[inline(always)]
@@ -125,6 +125,6 @@ impl Family for [u8; 16] {
 
     #[inline(always)]
     fn aggregates(self) -> [u32; ROWS] {
-        aggregate::index::v6(self, globals::AGGREGATE_SEED.load())
+        aggregate::index::v6(self.octets(), globals::AGGREGATE_SEED.load())
     }
 }

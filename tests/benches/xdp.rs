@@ -1,5 +1,5 @@
-//! `cargo xtask bench xdp [-- --rounds N]`: nanoseconds a packet of the XDP program, by BPF_PROG_TEST_RUN, beside
-//! xdp-filter and a program that drops everything.
+//! `cargo xtask bench xdp [-- --rounds N] [--paths]`: nanoseconds a packet of the XDP program, by BPF_PROG_TEST_RUN,
+//! beside xdp-filter and a program that drops everything. `--paths` leaves out what takes long, the many sources.
 #![expect(clippy::float_arithmetic, reason = "differences of measurements")]
 
 #[path = "xdp/paths.rs"]
@@ -36,7 +36,7 @@ fn main() {
     let syn = Packet::tcp(xdp_filter::DENIED, 443, packet::SYN).build();
 
     let paths = paths();
-    let sources = Sources::new();
+    let sources = (!env::args().any(|argument| argument == "--paths")).then(Sources::new);
 
     let mut cases = vec![
         Case::new("xdp-filter, one denied source", REPEAT, |repeat| filter.run(&syn, repeat)),
@@ -48,7 +48,7 @@ fn main() {
         cases.push(Case::new(path.name, REPEAT, |repeat| path.run(repeat)));
     }
     let first_of_sources = cases.len();
-    cases.extend(sources.cases());
+    cases.extend(sources.iter().flat_map(Sources::cases));
     measure(&mut cases, rounds(100));
 
     let mut rows: Vec<Row> = cases[..first_of_sources].iter().map(Case::row).collect();
@@ -61,7 +61,9 @@ fn main() {
             *row = row.clone().goal(Goal::AtMost(goal));
         }
     }
-    rows.extend(sources.rows(&cases[first_of_sources..], rows[2].value()));
+    if let Some(sources) = &sources {
+        rows.extend(sources.rows(&cases[first_of_sources..], rows[2].value()));
+    }
     report("xdp", &rows);
 }
 

@@ -56,7 +56,9 @@ fn cargo(workspace: &Workspace, toolchain: &BpfToolchain, subcommand: &str) -> R
         .arg(workspace.target().join("bpf"))
         .env("CARGO_ENCODED_RUSTFLAGS", rustflags(toolchain, env::consts::ARCH)?)
         // bpf-linker does the link-time optimisation.
-        .env("CARGO_PROFILE_RELEASE_LTO", "off");
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        // An incremental build cuts the program in pieces, from which the linker makes another one than without.
+        .env("CARGO_INCREMENTAL", "0");
     Ok(command)
 }
 

@@ -89,7 +89,7 @@ pub enum OnExit {
 /// Numbers of the program that no configuration file names.
 #[derive(Clone, Debug)]
 pub struct Tuning {
-    /// How often an update of a bucket is tried while other CPUs change it; at most 16.
+    /// How often an update of a bucket is tried while other CPUs change it; at most 8.
     pub swap_attempts: u32,
     /// How many new sources get a bucket of their own. `None`: a hundredth of `max_sources` a second.
     pub new_sources: Option<Quota>,
@@ -113,6 +113,6 @@ impl Default for Schema {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { swap_attempts: 16, new_sources: None, schema: Schema::default() }
+        Self { swap_attempts: 8, new_sources: None, schema: Schema::default() }
     }
 }

@@ -167,8 +167,8 @@ impl Scenario {
             return (Verdict::Pass(PassReason::NotProtected), None);
         }
         let address = match packet.source {
-            Source::V4(octets) => IpAddr::from(octets),
-            Source::V6(octets) => IpAddr::from(octets),
+            Source::V4(address) => IpAddr::from(address.octets()),
+            Source::V6(address) => IpAddr::from(address.octets()),
         };
         if policy.allow.iter().any(|prefix| prefix.contains(&address)) {
             return (Verdict::Pass(PassReason::Allowed), None);
