@@ -10,6 +10,7 @@ extern crate std;
 pub mod acl;
 pub mod addr;
 pub mod budget;
+pub mod event;
 pub mod gcra;
 pub mod packet;
 #[cfg(feature = "user")]

@@ -4,13 +4,14 @@
 use crate::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6},
-    budget::Budget,
+    budget::BudgetEntry,
+    event::{EventClass, EventMeter},
     rule::{Bucket, PacketRule},
     stats::{Counter, RULE_SLOTS, RuleName, STATS_ENTRIES},
 };
 
 /// Version of everything below. Pins live in `<pin_dir>/v<SCHEMA_VERSION>`.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// Most allow prefixes, and most deny prefixes, of one family.
 pub const MAX_ACL_PREFIXES: u32 = 131_072;
@@ -20,8 +21,10 @@ pub const MAX_RULE_PREFIXES: u32 = 16_384;
 pub const MAX_BUDGETS: u32 = 65_536;
 /// Default of `xdp.max_sources`: buckets of each family, about 130 MB when both are in use.
 pub const DEFAULT_MAX_SOURCES: u32 = 524_288;
-/// Buckets that new sources share when too many are new: fixed, 0.4 MB.
+/// Buckets that new sources share when too many are new: fixed, 0.5 MB.
 pub const AGGREGATES: u32 = 16_384;
+/// Bytes of the ring of events: some 16,000 of them.
+pub const EVENT_RING_BYTES: u32 = 1 << 20;
 /// Words of the protected-port bitmap: 65,536 bits for TCP, then as many for UDP.
 pub const PORT_WORDS: u32 = 2 * 65_536 / 64;
 
@@ -47,7 +50,11 @@ pub mod creation {
     /// Buckets ever made. None is removed but by the map itself when it is full, so this tells how many there are.
     pub const CREATED_V4: u32 = 2;
     pub const CREATED_V6: u32 = 3;
-    pub const SLOTS: u32 = 4;
+    /// Until when it is known that too many sources are new, see [`crate::event::mark`].
+    pub const NEW_SOURCES_OVER: u32 = 4;
+    /// Until when it is known that inserts fail.
+    pub const INSERT_FAILED: u32 = 5;
+    pub const SLOTS: u32 = 6;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +64,7 @@ pub enum MapKind {
     LpmTrie,
     LruHash,
     PerCpuArray,
+    RingBuf,
 }
 
 impl MapKind {
@@ -67,6 +75,7 @@ impl MapKind {
             Self::LpmTrie => "lpm_trie",
             Self::LruHash => "lru_hash",
             Self::PerCpuArray => "percpu_array",
+            Self::RingBuf => "ring_buf",
         }
     }
 }
@@ -108,12 +117,14 @@ pub const MAPS: &[MapSpec] = &[
     spec::<Lpm<[u8; 16]>, u32>("RULES_V6", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
     spec::<u32, PacketRule>("RULES", MapKind::Array, MAX_RULE_PREFIXES, Lifetime::Policy),
     spec::<u32, u64>("PORTS", MapKind::Array, PORT_WORDS, Lifetime::Policy),
-    spec::<SrcKeyV4, Budget>("BUDGETS_V4", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
-    spec::<SrcKeyV6, Budget>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
+    spec::<SrcKeyV4, BudgetEntry>("BUDGETS_V4", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
+    spec::<SrcKeyV6, BudgetEntry>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
     spec::<SrcKeyV4, Bucket>("BUCKETS_V4", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<SrcKeyV6, Bucket>("BUCKETS_V6", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<u32, Bucket>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
     spec::<u32, u64>("CREATION", MapKind::Array, creation::SLOTS, Lifetime::Shared),
     spec::<u32, Counter>("STATS", MapKind::PerCpuArray, STATS_ENTRIES, Lifetime::Shared),
+    spec::<(), ()>("EVENTS", MapKind::RingBuf, EVENT_RING_BYTES, Lifetime::Shared),
+    spec::<u32, EventMeter>("EVENT_METERS", MapKind::PerCpuArray, EventClass::COUNT, Lifetime::Shared),
     spec::<u32, RuleName>("RULE_NAMES", MapKind::Array, RULE_SLOTS, Lifetime::Shared),
 ];

@@ -3,6 +3,7 @@
 
 use limiter_common::{
     budget::Budget,
+    event::{EventKind, News},
     gcra::{self, GcraParams, Outcome},
     rule::{Dimension, PacketRule},
     time::KtimeNs,
@@ -10,8 +11,8 @@ use limiter_common::{
 };
 
 use crate::{
-    globals,
-    maps::{self, BucketState, Tat},
+    events, globals,
+    maps::{self, BucketState, BudgetState, Tat},
     packet,
     source::Family,
     stats::Ruling,
@@ -29,28 +30,37 @@ pub(crate) struct Cost {
 pub(crate) fn judge<F: Family>(
     source: F,
     key: &F::Key,
-    budget: Option<&'static Budget>,
+    budget: Option<BudgetState>,
     cost: Cost,
     now: KtimeNs,
 ) -> Ruling {
-    let Some(limits) = limits(source.rule(), budget, cost) else {
+    let Some(limits) = limits(source.rule(), budget.as_deref(), cost) else {
         return Verdict::Pass(PassReason::Unlimited).into();
     };
     let now_ticks = now.ticks();
-    let taken = match own_bucket::<F>(key, now_ticks) {
-        Some(bucket) => take(bucket, &limits, cost, now_ticks),
-        None => match source.aggregate() {
-            Some(bucket) => take(bucket, &limits, cost, now_ticks).map_err(of_new_source),
-            // The index is always in range; whoever has no bucket is not let through.
-            None => Err(DropReason::NewSources),
-        },
+    let (taken, bucket, mut news) = match own_bucket::<F>(key, now_ticks) {
+        Ok(bucket) => (take(bucket, &limits, cost, now_ticks), Some(bucket), News::NONE),
+        Err(pressure) => {
+            let bucket = source.aggregate();
+            let taken = match bucket {
+                Some(bucket) => take(bucket, &limits, cost, now_ticks).map_err(of_new_source),
+                // The index is always in range; whoever has no bucket is not let through.
+                None => Err(DropReason::NewSources),
+            };
+            (taken, bucket, events::of_pressure(pressure, now))
+        }
     };
+    if taken.is_err()
+        && let Some(bucket) = bucket
+    {
+        news = news.and(events::of_limit(bucket, budget.as_ref(), now));
+    }
     let verdict = match taken {
         Ok(()) => Verdict::Pass(PassReason::Conforming),
         Err(reason) if limits.shadow != 0 => Verdict::ShadowDrop(reason),
         Err(reason) => Verdict::Drop(reason),
     };
-    Ruling { verdict, slot: limits.slot }
+    Ruling { verdict, slot: limits.slot, news }
 }
 
 /// What limits a source. A copy, so that for the verifier it is the same wherever it comes from.
@@ -126,17 +136,22 @@ fn of_new_source(reason: DropReason) -> DropReason {
     }
 }
 
-/// The bucket of this source, made now if it is new and the budget for new ones allows.
+/// The bucket of this source, made now if it is new and the budget for new ones allows, or why there is none.
 #[inline(always)]
-fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Option<BucketState> {
+fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Result<BucketState, EventKind> {
     if let Some(bucket) = F::bucket(key) {
-        return Some(bucket);
+        return Ok(bucket);
     }
     let quota = globals::CREATION_QUOTA.load();
-    let creation = Charge { tat: maps::creation_tat()?, params: &quota, cost: 1, reason: DropReason::NewSources };
-    creation.commit(now_ticks).ok()?;
+    let creation = Charge {
+        tat: maps::creation_tat().ok_or(EventKind::NewSourcesOver)?,
+        params: &quota,
+        cost: 1,
+        reason: DropReason::NewSources,
+    };
+    creation.commit(now_ticks).map_err(|_| EventKind::NewSourcesOver)?;
     F::create_bucket(key, now_ticks);
-    F::bucket(key)
+    F::bucket(key).ok_or(EventKind::InsertFailed)
 }
 
 /// Takes the packet's cost in every dimension that is limited, or nothing.

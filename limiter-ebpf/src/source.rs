@@ -3,13 +3,12 @@
 use limiter_common::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6, aggregate_index},
-    budget::Budget,
     rule::PacketRule,
 };
 
 use crate::{
     globals,
-    maps::{self, BucketState},
+    maps::{self, BucketState, BudgetState},
 };
 
 /// A source address, whole.
@@ -25,7 +24,7 @@ pub(crate) trait Family: Copy {
     fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
     fn deny<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
     fn rule<'a>(self) -> Option<&'a PacketRule>;
-    fn budget<'a>(key: &Self::Key) -> Option<&'a Budget>;
+    fn budget(key: &Self::Key) -> Option<BudgetState>;
     fn bucket(key: &Self::Key) -> Option<BucketState>;
     /// Puts a full bucket there unless there is one.
     fn create_bucket(key: &Self::Key, now_ticks: u64);
@@ -60,7 +59,7 @@ impl Family for [u8; 4] {
     }
 
     #[inline(always)]
-    fn budget<'a>(key: &SrcKeyV4) -> Option<&'a Budget> {
+    fn budget(key: &SrcKeyV4) -> Option<BudgetState> {
         maps::budget_v4(key)
     }
 
@@ -108,7 +107,7 @@ impl Family for [u8; 16] {
     }
 
     #[inline(always)]
-    fn budget<'a>(key: &SrcKeyV6) -> Option<&'a Budget> {
+    fn budget(key: &SrcKeyV6) -> Option<BudgetState> {
         maps::budget_v6(key)
     }
 

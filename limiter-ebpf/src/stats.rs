@@ -1,27 +1,30 @@
 //! Counters: the verdict and its reason are the index.
 
 use limiter_common::{
+    event::News,
     stats::{self, NO_RULE},
     verdict::Verdict,
 };
 
 use crate::maps;
 
-/// A verdict, and the slot of the rule that it comes from.
+/// A verdict, the slot of the rule that it comes from, and what is new about it.
 #[derive(Clone, Copy)]
 pub(crate) struct Ruling {
     pub(crate) verdict: Verdict,
     pub(crate) slot: u32,
+    pub(crate) news: News,
 }
 
 impl From<Verdict> for Ruling {
     #[inline(always)]
     fn from(verdict: Verdict) -> Self {
-        Self { verdict, slot: NO_RULE }
+        Self { verdict, slot: NO_RULE, news: News::NONE }
     }
 }
 
+/// Counts a packet, and tells how many this CPU had counted there before.
 #[inline(always)]
-pub(crate) fn record(ruling: Ruling, bytes: u64) {
-    maps::count(stats::rule_index(ruling.slot, ruling.verdict), bytes);
+pub(crate) fn record(ruling: Ruling, bytes: u64) -> u64 {
+    maps::count(stats::rule_index(ruling.slot, ruling.verdict), bytes)
 }

@@ -6,7 +6,9 @@ mod acl;
 mod attach;
 mod compile;
 pub mod config;
+mod diagnosis;
 mod error;
+mod events;
 pub mod fake;
 mod kernel;
 mod link_state;
@@ -18,14 +20,23 @@ mod slots;
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use limiter_common::{acl::Origin, budget::BudgetReason, quota::Quota, stats::Counter, verdict::Verdict};
+use limiter_common::{
+    acl::Origin,
+    budget::BudgetReason,
+    event::{EventClass, EventCounts},
+    quota::Quota,
+    stats::Counter,
+    verdict::Verdict,
+};
 
 use crate::policy::Policy;
 
 pub use self::{
     acl::canonical,
     config::{DataplaneConfig, OnExit, Protect, Transport, Tuning, XdpMode},
+    diagnosis::Diagnosis,
     error::{DataplaneError, ErrorKind},
+    events::{AsyncEventReader, EventReader},
     kernel::{KernelDataplane, TestRun},
     loader::embedded_object,
     pins::{Unpinned, unpin},
@@ -178,6 +189,18 @@ pub trait Dataplane: fmt::Debug + Send + Sync + 'static {
 
     /// Removes entries whose deadline has passed, and tells how many. The kernel ignores them already.
     fn expire(&self) -> Result<usize, DataplaneError>;
+
+    /// What the program tells. For one reader; `None` where nothing is told.
+    fn events(&self) -> Result<Option<EventReader>, DataplaneError>;
+
+    /// What became of the events of each class. The numbers never go back, also over reloads and restarts.
+    fn event_counts(&self) -> Result<Vec<(EventClass, EventCounts)>, DataplaneError>;
+
+    /// The rule whose counters are in `slot`.
+    fn rule_in(&self, slot: u32) -> Option<Arc<str>>;
+
+    /// Logs the lines about single packets that the program has written, if it writes any.
+    fn flush_diagnosis(&self);
 
     /// Without walking through maps.
     fn map_usage(&self) -> Result<Vec<MapUsage>, DataplaneError>;

@@ -136,6 +136,7 @@ mod tests {
         limiter::Limiter,
         push::Pusher,
         store::memory::MemoryStore,
+        top::Top,
     };
 
     fn reloader(file: &Path, dataplane: Arc<FakeDataplane>) -> Reloader {
@@ -154,7 +155,8 @@ mod tests {
         let keys = KeyStore::load(&file.with_extension("keys"), &file.with_extension("secret")).unwrap();
         let pusher = Pusher::disabled(Arc::clone(&metrics));
         let host = Arc::new(HostAddresses::default());
-        let gate = Gate::new(limiter, keys, key_use, Vec::new(), host, pusher, Arc::clone(&metrics));
+        let top = Arc::new(Top::new(prefixes));
+        let gate = Gate::new(limiter, keys, key_use, Vec::new(), host, pusher, Arc::clone(&metrics), top);
         Reloader {
             watch,
             trusted_proxies: Vec::new(),

@@ -62,6 +62,7 @@ pub struct XdpStatus {
     pub budgets: Vec<Entry>,
     pub allow: Vec<Entry>,
     pub deny: Vec<Entry>,
+    pub events: Vec<EventStatus>,
     /// What could not be read.
     pub errors: Vec<String>,
 }
@@ -86,6 +87,17 @@ pub struct PacketCounter {
     pub reason: String,
     pub packets: u64,
     pub bytes: u64,
+}
+
+/// What became of the events of a class.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct EventStatus {
+    pub class: String,
+    pub sent: u64,
+    /// Lost, since a CPU sent too many.
+    pub rate_limited: u64,
+    /// Lost, since the ring was full.
+    pub ring_full: u64,
 }
 
 /// A prefix with what holds for it.
@@ -240,6 +252,10 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
         keep(error);
         Vec::new()
     });
+    let events = dataplane.event_counts().unwrap_or_else(|error| {
+        keep(error);
+        Vec::new()
+    });
     let millis = |remaining: Duration| u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
     let (allow, deny): (Vec<_>, Vec<_>) = dataplane.acl().into_iter().partition(|entry| entry.list == List::Allow);
     let entries = |listing: Vec<AclListing>| {
@@ -287,13 +303,22 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
         budgets: dataplane.budgets().into_iter().map(budget).collect(),
         allow: entries(allow),
         deny: entries(deny),
+        events: events
+            .into_iter()
+            .map(|(class, counts)| EventStatus {
+                class: class.as_str().to_owned(),
+                sent: counts.sent,
+                rate_limited: counts.suppressed,
+                ring_full: counts.ring_full,
+            })
+            .collect(),
         errors,
     }
 }
 
 impl Source for Arc<StatusSource> {
     fn snapshot(&self) -> Snapshot {
-        let (mut packets, mut maps) = (Vec::new(), Vec::new());
+        let (mut packets, mut maps, mut events) = (Vec::new(), Vec::new(), Vec::new());
         if let Some(dataplane) = &self.dataplane {
             let counters = dataplane.counters().unwrap_or_else(|error| {
                 tracing::warn!(target: "limiter::dataplane", %error, "reading the packet counters failed");
@@ -306,10 +331,15 @@ impl Source for Arc<StatusSource> {
                 tracing::warn!(target: "limiter::dataplane", %error, "reading the sizes of maps failed");
                 Vec::new()
             });
+            events = dataplane.event_counts().unwrap_or_else(|error| {
+                tracing::warn!(target: "limiter::dataplane", %error, "reading the counts of events failed");
+                Vec::new()
+            });
         }
         Snapshot {
             packets,
             maps,
+            events,
             memory: self.counters.stats(),
             shared: self.shared.as_ref().map(|(sync, redis)| (sync.get(), redis.calls())),
         }

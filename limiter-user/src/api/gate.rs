@@ -26,6 +26,7 @@ use crate::{
     policy::{Policy, Scratch},
     push::Pusher,
     store::Charge,
+    top::Top,
 };
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
@@ -43,6 +44,7 @@ pub struct Gate {
     host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
+    top: Arc<Top>,
 }
 
 /// Where API keys are looked for.
@@ -69,8 +71,9 @@ impl Gate {
         host: Arc<HostAddresses>,
         pusher: Pusher,
         metrics: Arc<Metrics>,
+        top: Arc<Top>,
     ) -> Self {
-        Self { limiter, keys: ArcSwap::from_pointee(keys), key_use, trusted_proxies, host, pusher, metrics }
+        Self { limiter, keys: ArcSwap::from_pointee(keys), key_use, trusted_proxies, host, pusher, metrics, top }
     }
 
     pub fn metrics(&self) -> &Metrics {
@@ -97,6 +100,7 @@ impl Gate {
         let stopwatch = Stopwatch::start();
         let decision = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
         self.metrics.observe_check(stopwatch.elapsed().as_secs_f64());
+        self.top.saw_request(&request.subject.caller, decision.kind);
         if decision.answer.is_none() {
             self.metrics.decided_without_rule(decision.kind);
         }

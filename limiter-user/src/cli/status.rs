@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use axum::http::Method;
 
 use super::{StatusArgs, client, print};
-use crate::status::{Entry, Status, XdpStatus};
+use crate::status::{Entry, EventStatus, Status, XdpStatus};
 
 pub(super) async fn status(arguments: &StatusArgs) -> Result<()> {
     let config = arguments.config.load()?;
@@ -74,6 +74,13 @@ fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {
         for entry in entries {
             writeln!(out, "{name} {}", describe_entry(entry))?;
         }
+    }
+    for events in &xdp.events {
+        let EventStatus { class, sent, rate_limited, ring_full } = events;
+        writeln!(
+            out,
+            "events of {class}: {sent} sent, lost: {rate_limited} to the rate limit, {ring_full} to a full ring"
+        )?;
     }
     for error in &xdp.errors {
         writeln!(out, "xdp: {error}")?;

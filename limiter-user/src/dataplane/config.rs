@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
-use limiter_common::{addr::SrcPrefixes, quota::Quota};
+use limiter_common::{
+    addr::SrcPrefixes,
+    quota::{Quota, Rate},
+};
 
-use super::AttachedMode;
+use super::{AttachedMode, diagnosis::Diagnosis};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataplaneConfig {
@@ -22,6 +25,8 @@ pub struct DataplaneConfig {
     pub src_prefixes: SrcPrefixes,
     /// Whether budgets may be pushed; otherwise packets are spared the lookup.
     pub budgets: bool,
+    /// What the program writes about single packets.
+    pub diagnosis: Diagnosis,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -73,10 +78,15 @@ pub struct Tuning {
     pub swap_attempts: u32,
     /// How many new sources get a bucket of their own. `None`: a hundredth of `max_sources` a second.
     pub new_sources: Option<Quota>,
+    /// One packet in so many is a sample; 0: none.
+    pub sample_one_in: u32,
+    /// How many events of a class one CPU sends.
+    pub events: Quota,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { swap_attempts: 16, new_sources: None }
+        let events = Quota { rate: Rate { count: 1000, per_ns: 1_000_000_000 }, burst: 500 };
+        Self { swap_attempts: 16, new_sources: None, sample_one_in: 128, events }
     }
 }

@@ -16,6 +16,7 @@ use aya::{
 use limiter_common::{
     addr::{SrcMaskV4, SrcMaskV6},
     budget::Budget,
+    event,
     gcra::GcraParams,
     quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
@@ -30,6 +31,7 @@ use super::{
     acl::{Acl, Prefix},
     attach::{self, Interface, InterfaceState, Undo},
     compile::CompiledRules,
+    diagnosis::{self, Lines},
     error::{errno, is_permission, map_error},
     maps::{self, Maps},
     pins::{CreatedPins, PinDir, pin_error},
@@ -95,6 +97,10 @@ pub(super) struct Attached {
     pub(super) slots: Slots,
     pub(super) interfaces: Vec<Interface>,
     pub(super) verified_instructions: Option<u32>,
+    /// Size of the program without what the verifier has removed.
+    pub(super) program_bytes: Option<u32>,
+    /// What the program writes about single packets, if anything.
+    pub(super) lines: Option<Lines>,
     /// Families that the program looks up in each list, as bits.
     families: [u8; 2],
     pub(super) max_sources: [u32; 2],
@@ -126,7 +132,8 @@ pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -
     loader
         .map_max_entries("BUCKETS_V4", plan.config.max_sources)
         .map_max_entries("BUCKETS_V6", plan.config.max_sources)
-        .map_max_entries("RULES", rules);
+        .map_max_entries("RULES", rules)
+        .map_max_entries(diagnosis::MAP, plan.config.diagnosis.log_bytes());
     globals.apply(&mut loader);
     let ebpf = loader.load(plan.object).map_err(load_error)?;
     Ok(Loaded { plan, pins, created, ebpf, seed })
@@ -154,7 +161,8 @@ impl<'a> Loaded<'a> {
             | Map::HashMap(data)
             | Map::LruHashMap(data)
             | Map::LpmTrie(data)
-            | Map::PerCpuArray(data)) = map
+            | Map::PerCpuArray(data)
+            | Map::RingBuf(data)) = map
             else {
                 return Err(DataplaneError::Object { what: spec.name });
             };
@@ -317,7 +325,7 @@ where
 impl Configured<'_> {
     /// What an earlier agent has pushed.
     pub(super) fn budgets(&self) -> Result<HashMap<IpAddr, Budget>, DataplaneError> {
-        Ok(self.maps.read_budgets()?.into_iter().collect())
+        Ok(self.maps.read_budgets()?.into_iter().map(|(source, entry)| (source, entry.budget)).collect())
     }
 
     /// Puts the program in force for the first time in this process.
@@ -343,6 +351,8 @@ impl Configured<'_> {
         let config = plan.config;
         let xdp = program(&mut ebpf)?;
         let info = xdp.info().map_err(|error| DataplaneError::Load { source: Box::new(error) })?;
+        let lines = Lines::open(&mut ebpf, config.diagnosis)?;
+        let xdp = program(&mut ebpf)?;
         let (interfaces, mut undo) = put_in_force(xdp, &pins)?;
         if let Err(error) = pins.promote_next() {
             undo.undo();
@@ -361,6 +371,8 @@ impl Configured<'_> {
             slots,
             interfaces,
             verified_instructions: info.verified_instruction_count(),
+            program_bytes: info.size_translated(),
+            lines,
             families,
             max_sources,
         })
@@ -447,6 +459,10 @@ struct Globals {
     creation_quota: GcraParams,
     aggregate_seed: u64,
     swap_attempts: u32,
+    sampled_below: u64,
+    sample_one_in: u32,
+    event_quota: GcraParams,
+    log_level: u8,
 }
 
 impl Globals {
@@ -475,6 +491,11 @@ impl Globals {
             creation_quota,
             aggregate_seed,
             swap_attempts: tuning.swap_attempts,
+            sampled_below: event::sampled_below(tuning.sample_one_in),
+            sample_one_in: tuning.sample_one_in,
+            event_quota: (tuning.events.params())
+                .map_err(|source| DataplaneError::Quota { rule: "for events".to_owned(), source })?,
+            log_level: config.diagnosis.level(),
         })
     }
 
@@ -494,7 +515,11 @@ impl Globals {
             .override_global("SRC_MASK_V6", &self.src_mask_v6, true)
             .override_global("CREATION_QUOTA", &self.creation_quota, true)
             .override_global("AGGREGATE_SEED", &self.aggregate_seed, true)
-            .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true);
+            .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true)
+            .override_global("SAMPLED_BELOW", &self.sampled_below, true)
+            .override_global("SAMPLE_ONE_IN", &self.sample_one_in, true)
+            .override_global("EVENT_QUOTA", &self.event_quota, true)
+            .override_global(diagnosis::LEVEL, &self.log_level, true);
     }
 }
 

@@ -1,0 +1,83 @@
+//! What the program tells the agent: `limiter_common::event`. All of it hangs on the verdict, so that a packet that is
+//! neither news nor a sample pays for two comparisons.
+
+use aya_ebpf::{bindings::xdp_md, programs::XdpContext};
+use limiter_common::{
+    event::{self, Event, EventKind, News, mark},
+    packet::{IpPacket, Parsed, Source, parse},
+    time::KtimeNs,
+};
+
+use crate::{
+    clock, globals,
+    maps::{self, BucketState, BudgetState, Tat},
+    packet::Frame,
+    stats::Ruling,
+};
+
+/// What it means that a packet is over a limit: the first hit of a budget, or that its source begins to be limited.
+#[inline(always)]
+pub(crate) fn of_limit(bucket: BucketState, budget: Option<&BudgetState>, now: KtimeNs) -> News {
+    match budget {
+        Some(budget) => of_budget(budget, now),
+        None => once(bucket.reported, EventKind::SourceLimited, now),
+    }
+}
+
+#[inline(always)]
+pub(crate) fn of_budget(budget: &BudgetState, now: KtimeNs) -> News {
+    once(budget.reported, EventKind::BudgetHit, now)
+}
+
+/// What it means that a source gets no bucket of its own.
+#[inline(always)]
+pub(crate) fn of_pressure(kind: EventKind, now: KtimeNs) -> News {
+    maps::pressure_mark(kind).map_or(News::NONE, |reported| once(reported, kind, now))
+}
+
+/// Of several CPUs that see it at the same time, one tells.
+#[inline(always)]
+fn once(reported: Tat, kind: EventKind, now: KtimeNs) -> News {
+    let seen = reported.load();
+    match mark::renew(seen, now) {
+        Some(renewal) if reported.swap(seen, renewal.mark).is_ok() && renewal.is_news => News::of(kind),
+        Some(_) | None => News::NONE,
+    }
+}
+
+/// Sends what a packet brought about, if anything. `count` is how many packets had this verdict on this CPU before.
+#[inline(always)]
+pub(crate) fn report(ctx: &XdpContext, ruling: Ruling, count: u64) {
+    let below = globals::SAMPLED_BELOW.load();
+    let mut news = ruling.news;
+    if below != 0 && event::is_sampled(count, below) {
+        news = news.and(News::of(EventKind::Sample));
+    }
+    if !news.is_none() {
+        send(ctx.ctx, ruling.verdict.index(), ruling.slot, news.bits());
+    }
+}
+
+/// A function of its own, which reads the packet once more: the path of all other packets keeps its registers.
+#[inline(never)]
+fn send(ctx: *mut xdp_md, verdict: u32, slot: u32, news: u32) {
+    let news = News::from_bits(news);
+    let now = clock::now();
+    let class = news.class();
+    let Some(stands_for) = maps::admit_event(class, now) else { return };
+    let frame = Frame::new(&XdpContext::new(ctx));
+    let event = Event::new(now, news, verdict, slot, frame.len());
+    let event = if news.has(EventKind::Sample) {
+        // A sample that is news as well is not among those that the meter of samples has counted.
+        let samples = if matches!(class, event::EventClass::Samples) { stands_for } else { 1 };
+        event.representing(samples.wrapping_mul(u64::from(globals::SAMPLE_ONE_IN.load())))
+    } else {
+        event
+    };
+    let event = match parse(&frame) {
+        Parsed::Ip(IpPacket { source: Source::V4(address), .. }) => event.from_v4(address),
+        Parsed::Ip(IpPacket { source: Source::V6(address), .. }) => event.from_v6(address),
+        Parsed::NotIp | Parsed::Control | Parsed::Malformed => event,
+    };
+    maps::send_event(class, event);
+}
