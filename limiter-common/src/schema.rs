@@ -19,7 +19,7 @@ pub const MAX_ACL_PREFIXES: u32 = 131_072;
 pub const MAX_RULE_PREFIXES: u32 = 16_384;
 /// Most pushed budgets of one family at one time: 7 MB.
 pub const MAX_BUDGETS: u32 = 65_536;
-/// Default of `xdp.max_sources`: buckets of each family, about 130 MB when both are in use.
+/// Default of `xdp.max_sources`: buckets of each family, about 140 MB when both are in use.
 pub const DEFAULT_MAX_SOURCES: u32 = 524_288;
 /// Buckets that new sources share when too many are new: fixed, 0.5 MB.
 pub const AGGREGATES: u32 = 16_384;
