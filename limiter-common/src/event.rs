@@ -378,13 +378,15 @@ mod tests {
         assert!(mark::renew(mark, at(1061)).is_some_and(|renewal| renewal.is_news));
     }
 
+    type Nth = fn(u64) -> u64;
+
     #[test]
     fn samples_are_as_many_as_asked_for_and_have_no_rhythm() {
         for one_in in [2, 100, 128, 1024] {
             let below = sampled_below(one_in);
             let expected = 1_000_000 / one_in;
             let spread = 5 * expected.isqrt();
-            let all: [(&str, fn(u64) -> u64); 4] = [
+            let all: [(&str, Nth); 4] = [
                 ("all", |count| count),
                 ("every 128th", |count| count * 128),
                 ("every 1000th", |count| count * 1000 + 7),

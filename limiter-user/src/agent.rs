@@ -123,7 +123,7 @@ impl Agent {
         let identity = config.identity;
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
         let has_file = AtomicBool::new(watch.as_ref().is_some_and(KeyWatch::is_in_use));
-        let gate = Arc::new(Gate::new(
+        let gate = Gate::new(
             limiter,
             keys,
             KeyUse { enabled: watch.is_some(), header, has_file },
@@ -131,8 +131,8 @@ impl Agent {
             Arc::clone(&host),
             pusher,
             Arc::clone(&metrics),
-            Arc::clone(&top),
-        ));
+        );
+        let gate = Arc::new(gate.observed_by(Arc::clone(&top)));
         let reloader = Reloader {
             watch: policy_watch,
             trusted_proxies: identity.trusted_proxies,

@@ -136,7 +136,6 @@ mod tests {
         limiter::Limiter,
         push::Pusher,
         store::memory::MemoryStore,
-        top::Top,
     };
 
     fn reloader(file: &Path, dataplane: Arc<FakeDataplane>) -> Reloader {
@@ -155,8 +154,7 @@ mod tests {
         let keys = KeyStore::load(&file.with_extension("keys"), &file.with_extension("secret")).unwrap();
         let pusher = Pusher::disabled(Arc::clone(&metrics));
         let host = Arc::new(HostAddresses::default());
-        let top = Arc::new(Top::new(prefixes));
-        let gate = Gate::new(limiter, keys, key_use, Vec::new(), host, pusher, Arc::clone(&metrics), top);
+        let gate = Gate::new(limiter, keys, key_use, Vec::new(), host, pusher, Arc::clone(&metrics));
         Reloader {
             watch,
             trusted_proxies: Vec::new(),
