@@ -7,7 +7,7 @@ use core::net::IpAddr;
 
 use crate::{
     gcra::{self, GcraParams, Outcome},
-    stats::NO_RULE,
+    stats::{self, NO_RULE},
     time::KtimeNs,
     verdict::Verdict,
 };
@@ -145,17 +145,18 @@ pub struct Event {
     /// 4, 6, or 0 for a packet without a readable address.
     family: u32,
     news: News,
-    verdict: u32,
-    slot: u32,
-    bytes: u64,
+    /// Index of the counter that the packet is in.
+    counter: u32,
+    bytes: u32,
 }
 
-const _: () = assert!(size_of::<Event>() == 2 * 8 + 16 + 4 * 4 + 8);
+const _: () = assert!(size_of::<Event>() == 2 * 8 + 16 + 4 * 4);
 
 impl Event {
     #[inline(always)]
-    pub const fn new(at: KtimeNs, news: News, verdict: u32, slot: u32, bytes: u64) -> Self {
-        Self { at_ns: at.get(), represents: 0, source: [0; 16], family: 0, news, verdict, slot, bytes }
+    #[expect(clippy::cast_possible_truncation, reason = "no frame has four gigabytes")]
+    pub const fn new(at: KtimeNs, news: News, counter: u32, bytes: u64) -> Self {
+        Self { at_ns: at.get(), represents: 0, source: [0; 16], family: 0, news, counter, bytes: bytes as u32 }
     }
 
     #[inline(always)]
@@ -189,8 +190,7 @@ impl Event {
         let (source, rest) = rest.split_first_chunk()?;
         let (family, rest) = rest.split_first_chunk()?;
         let (news, rest) = rest.split_first_chunk()?;
-        let (verdict, rest) = rest.split_first_chunk()?;
-        let (slot, rest) = rest.split_first_chunk()?;
+        let (counter, rest) = rest.split_first_chunk()?;
         let bytes = rest.try_into().ok()?;
         Some(Self {
             at_ns: u64::from_ne_bytes(*at_ns),
@@ -198,9 +198,8 @@ impl Event {
             source: *source,
             family: u32::from_ne_bytes(*family),
             news: News(u32::from_ne_bytes(*news)),
-            verdict: u32::from_ne_bytes(*verdict),
-            slot: u32::from_ne_bytes(*slot),
-            bytes: u64::from_ne_bytes(bytes),
+            counter: u32::from_ne_bytes(*counter),
+            bytes: u32::from_ne_bytes(bytes),
         })
     }
 
@@ -229,17 +228,18 @@ impl Event {
 
     /// `None` for an event of another version of this program.
     pub fn verdict(&self) -> Option<Verdict> {
-        Verdict::all().nth(self.verdict as usize)
+        stats::of_index(self.counter).1
     }
 
     /// Slot of the rule that decided.
-    pub const fn slot(&self) -> Option<u32> {
-        if self.slot == NO_RULE { None } else { Some(self.slot) }
+    pub fn slot(&self) -> Option<u32> {
+        let (slot, _) = stats::of_index(self.counter);
+        if slot == NO_RULE { None } else { Some(slot) }
     }
 
     /// Length of the frame.
     pub const fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes as u64
     }
 }
 
@@ -426,7 +426,8 @@ mod tests {
     fn an_event_keeps_what_it_was_made_of() {
         use crate::verdict::DropReason;
         let verdict = Verdict::Drop(DropReason::Blocked);
-        let event = Event::new(KtimeNs::new(5), News::of(EventKind::BudgetHit), verdict.index(), 7, 60);
+        let counter = stats::rule_index(7, verdict);
+        let event = Event::new(KtimeNs::new(5), News::of(EventKind::BudgetHit), counter, 60);
         assert_eq!((event.source(), event.verdict(), event.slot()), (None, Some(verdict), Some(7)));
         for address in ["192.0.2.7", "2001:db8::7"] {
             let address: IpAddr = address.parse().unwrap();

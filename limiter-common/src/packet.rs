@@ -154,6 +154,27 @@ pub fn parse<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
     }
 }
 
+/// The source address alone, as [`parse`] finds it; also that of an IP packet that is malformed. For what is told of
+/// single packets: the verifier does not walk through all the headers once more.
+#[inline(always)]
+pub fn source_of<P: PacketRead + ?Sized>(frame: &P) -> Option<Source> {
+    let mut ether_type = u16::from_be_bytes(frame.read::<2>(ETH_LEN - 2)?);
+    let mut offset = ETH_LEN;
+    for _ in 0..MAX_VLAN_TAGS {
+        if !ETH_VLAN.contains(&ether_type) {
+            break;
+        }
+        ether_type = u16::from_be_bytes(frame.read::<2>(offset + 2)?);
+        offset += VLAN_LEN;
+    }
+    let offset = frame.forget(offset);
+    match ether_type {
+        ETH_IPV4 => frame.read::<4>(offset + 12).map(Source::V4),
+        ETH_IPV6 => frame.read::<16>(offset + 8).map(Source::V6),
+        _ => None,
+    }
+}
+
 #[inline(always)]
 fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     let Some(header) = frame.read::<IPV4_MIN_LEN>(offset) else { return Parsed::Malformed };

@@ -23,7 +23,7 @@ pub const MAX_BUDGETS: u32 = 65_536;
 pub const DEFAULT_MAX_SOURCES: u32 = 524_288;
 /// Buckets that new sources share when too many are new: fixed, 0.5 MB.
 pub const AGGREGATES: u32 = 16_384;
-/// Bytes of the ring of events: some 16,000 of them.
+/// Bytes of the ring of events: some 18,000 of them.
 pub const EVENT_RING_BYTES: u32 = 1 << 20;
 /// Words of the protected-port bitmap: 65,536 bits for TCP, then as many for UDP.
 pub const PORT_WORDS: u32 = 2 * 65_536 / 64;

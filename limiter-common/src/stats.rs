@@ -37,6 +37,11 @@ pub const fn rule_index(slot: u32, verdict: Verdict) -> u32 {
     slot * STRIDE + verdict.index()
 }
 
+/// The slot and the verdict whose counter has this index; no verdict where there is no such counter.
+pub fn of_index(index: u32) -> (u32, Option<Verdict>) {
+    (index / STRIDE, Verdict::all().nth((index % STRIDE) as usize))
+}
+
 /// Value of the `RULE_NAMES` map: the rule id that a slot belongs to, padded with zeros. All zeros: the slot is free.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

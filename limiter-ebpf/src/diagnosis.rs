@@ -7,7 +7,7 @@ use aya_log_ebpf::{
     macro_support::{Level, level_enabled},
 };
 use limiter_common::{
-    packet::{IpPacket, Parsed, Source, parse},
+    packet::{Source, source_of},
     verdict::Verdict,
 };
 
@@ -15,7 +15,7 @@ use crate::{packet::Frame, stats::Ruling};
 
 /// News at info, drops at debug, everything at trace.
 #[inline(always)]
-pub(crate) fn log(ctx: &XdpContext, ruling: Ruling) {
+pub(crate) fn log(ctx: &XdpContext, ruling: Ruling, index: u32) {
     if !level_enabled(Level::Info) {
         return;
     }
@@ -25,13 +25,13 @@ pub(crate) fn log(ctx: &XdpContext, ruling: Ruling) {
         Verdict::Pass(_) => Level::Trace,
     };
     if level_enabled(level) {
-        line(ctx.ctx, level as u32, ruling.verdict.index(), ruling.slot);
+        line(ctx.ctx, level as u32, index);
     }
 }
 
 /// Numbers only: the agent puts the names in their place.
 #[inline(never)]
-fn line(ctx: *mut xdp_md, level: u32, verdict: u32, slot: u32) {
+fn line(ctx: *mut xdp_md, level: u32, index: u32) {
     const INFO: u32 = Level::Info as u32;
     const DEBUG: u32 = Level::Debug as u32;
     let level = match level {
@@ -41,15 +41,15 @@ fn line(ctx: *mut xdp_md, level: u32, verdict: u32, slot: u32) {
     };
     let frame = Frame::new(&XdpContext::new(ctx));
     let bytes = frame.len();
-    match parse(&frame) {
-        Parsed::Ip(IpPacket { source: Source::V4(address), .. }) => {
-            log!((), target: "limiter::ebpf", level, "verdict {} slot {} bytes {} src {:i}", verdict, slot, bytes, address);
+    match source_of(&frame) {
+        Some(Source::V4(address)) => {
+            log!((), target: "limiter::ebpf", level, "counter {} bytes {} src {:i}", index, bytes, address);
         }
-        Parsed::Ip(IpPacket { source: Source::V6(address), .. }) => {
-            log!((), target: "limiter::ebpf", level, "verdict {} slot {} bytes {} src {:i}", verdict, slot, bytes, address);
+        Some(Source::V6(address)) => {
+            log!((), target: "limiter::ebpf", level, "counter {} bytes {} src {:i}", index, bytes, address);
         }
-        Parsed::NotIp | Parsed::Control | Parsed::Malformed => {
-            log!((), target: "limiter::ebpf", level, "verdict {} slot {} bytes {}", verdict, slot, bytes);
+        None => {
+            log!((), target: "limiter::ebpf", level, "counter {} bytes {}", index, bytes);
         }
     }
 }

@@ -4,23 +4,26 @@
 use aya_ebpf::{bindings::xdp_md, programs::XdpContext};
 use limiter_common::{
     event::{self, Event, EventKind, News, mark},
-    packet::{IpPacket, Parsed, Source, parse},
+    packet::{Source, source_of},
     time::KtimeNs,
 };
 
 use crate::{
-    clock, globals,
+    budget, clock, globals,
     maps::{self, BucketState, BudgetState, Tat},
-    packet::Frame,
-    stats::Ruling,
+    packet::{self, Frame},
+    source::Family,
 };
 
 /// What it means that a packet is over a limit: the first hit of a budget, or that its source begins to be limited.
+///
+/// The budget is looked up once more, so that nothing of it is carried through the buckets.
 #[inline(always)]
-pub(crate) fn of_limit(bucket: BucketState, budget: Option<&BudgetState>, now: KtimeNs) -> News {
-    match budget {
-        Some(budget) => of_budget(budget, now),
-        None => once(bucket.reported, EventKind::SourceLimited, now),
+pub(crate) fn of_limit<F: Family>(bucket: BucketState, key: &F::Key, by_budget: bool, now: KtimeNs) -> News {
+    if by_budget {
+        budget::of::<F>(key, now).map_or(News::NONE, |budget| of_budget(&budget, now))
+    } else {
+        once(bucket.reported, EventKind::SourceLimited, now)
     }
 }
 
@@ -39,34 +42,35 @@ pub(crate) fn of_pressure(kind: EventKind, now: KtimeNs) -> News {
 #[inline(always)]
 fn once(reported: Tat, kind: EventKind, now: KtimeNs) -> News {
     let seen = reported.load();
-    match mark::renew(seen, now) {
+    let news = match mark::renew(seen, now) {
         Some(renewal) if reported.swap(seen, renewal.mark).is_ok() && renewal.is_news => News::of(kind),
         Some(_) | None => News::NONE,
-    }
+    };
+    News::from_bits(packet::forget(news.bits() as usize, seen) as u32)
 }
 
-/// Sends what a packet brought about, if anything. `count` is how many packets had this verdict on this CPU before.
+/// Sends what a packet brought about, if anything. `index` is that of its counter, and `count` how many this CPU had
+/// counted there before.
 #[inline(always)]
-pub(crate) fn report(ctx: &XdpContext, ruling: Ruling, count: u64) {
+pub(crate) fn report(ctx: &XdpContext, mut news: News, index: u32, count: u64) {
     let below = globals::SAMPLED_BELOW.load();
-    let mut news = ruling.news;
     if below != 0 && event::is_sampled(count, below) {
         news = news.and(News::of(EventKind::Sample));
     }
     if !news.is_none() {
-        send(ctx.ctx, ruling.verdict.index(), ruling.slot, news.bits());
+        send(ctx.ctx, news.bits(), index);
     }
 }
 
 /// A function of its own, which reads the packet once more: the path of all other packets keeps its registers.
 #[inline(never)]
-fn send(ctx: *mut xdp_md, verdict: u32, slot: u32, news: u32) {
+fn send(ctx: *mut xdp_md, news: u32, index: u32) {
     let news = News::from_bits(news);
     let now = clock::now();
     let class = news.class();
     let Some(stands_for) = maps::admit_event(class, now) else { return };
     let frame = Frame::new(&XdpContext::new(ctx));
-    let event = Event::new(now, news, verdict, slot, frame.len());
+    let event = Event::new(now, news, index, frame.len());
     let event = if news.has(EventKind::Sample) {
         // A sample that is news as well is not among those that the meter of samples has counted.
         let samples = if matches!(class, event::EventClass::Samples) { stands_for } else { 1 };
@@ -74,10 +78,10 @@ fn send(ctx: *mut xdp_md, verdict: u32, slot: u32, news: u32) {
     } else {
         event
     };
-    let event = match parse(&frame) {
-        Parsed::Ip(IpPacket { source: Source::V4(address), .. }) => event.from_v4(address),
-        Parsed::Ip(IpPacket { source: Source::V6(address), .. }) => event.from_v6(address),
-        Parsed::NotIp | Parsed::Control | Parsed::Malformed => event,
+    let event = match source_of(&frame) {
+        Some(Source::V4(address)) => event.from_v4(address),
+        Some(Source::V6(address)) => event.from_v6(address),
+        None => event,
     };
     maps::send_event(class, event);
 }

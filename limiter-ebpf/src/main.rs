@@ -32,9 +32,10 @@ use crate::packet::Frame;
 fn limiter(ctx: XdpContext) -> u32 {
     let frame = Frame::new(&ctx);
     let ruling = pipeline::run(&frame);
-    let count = stats::record(ruling, frame.len());
-    events::report(&ctx, ruling, count);
-    diagnosis::log(&ctx, ruling);
+    let index = stats::index(ruling, frame.len());
+    let count = stats::record(index, frame.len());
+    events::report(&ctx, ruling.news, index, count);
+    diagnosis::log(&ctx, ruling, index);
     match ruling.verdict {
         Verdict::Pass(_) | Verdict::ShadowDrop(_) => xdp_action::XDP_PASS,
         Verdict::Drop(_) => xdp_action::XDP_DROP,

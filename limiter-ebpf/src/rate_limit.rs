@@ -53,7 +53,7 @@ pub(crate) fn judge<F: Family>(
     if taken.is_err()
         && let Some(bucket) = bucket
     {
-        news = news.and(events::of_limit(bucket, budget.as_ref(), now));
+        news = news.and(events::of_limit::<F>(bucket, key, limits.by_budget != 0, now));
     }
     let verdict = match taken {
         Ok(()) => Verdict::Pass(PassReason::Conforming),
@@ -73,6 +73,8 @@ struct Limits {
     slot: u32,
     /// Not 0 for a rule that only counts.
     shadow: usize,
+    /// Not 0 where a budget replaces the packet limit.
+    by_budget: usize,
 }
 
 /// A rule that is off limits nothing. A budget replaces the packet limit of a rule and leaves the others; without a
@@ -87,6 +89,7 @@ fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Opt
         connections: GcraParams::default(),
         slot: 0,
         shadow: 0,
+        by_budget: budget.is_some().into(),
     };
     match (rule, budget) {
         (None, None) => return None,
@@ -112,6 +115,7 @@ fn limits(rule: Option<&PacketRule>, budget: Option<&Budget>, cost: Cost) -> Opt
     }
     limits.set = packet::forget(limits.set, cost.bytes);
     limits.shadow = packet::forget(limits.shadow, cost.bytes);
+    limits.by_budget = packet::forget(limits.by_budget, cost.bytes);
     Some(limits)
 }
 

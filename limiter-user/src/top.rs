@@ -246,6 +246,7 @@ pub struct TopKey {
 mod tests {
     use limiter_common::{
         event::{EventKind, News},
+        stats::{NO_RULE, rule_index},
         time::KtimeNs,
         verdict::{DropReason, PassReason},
     };
@@ -254,7 +255,9 @@ mod tests {
 
     fn sample(host: u8, verdict: Verdict) -> Event {
         let news = News::of(EventKind::Sample);
-        Event::new(KtimeNs::new(0), news, verdict.index(), 0, 100).from_v4([192, 0, 2, host]).representing(128)
+        Event::new(KtimeNs::new(0), news, rule_index(NO_RULE, verdict), 100)
+            .from_v4([192, 0, 2, host])
+            .representing(128)
     }
 
     #[test]

@@ -208,6 +208,30 @@ fn samples_are_a_true_picture_of_what_passes_and_what_is_dropped() {
 }
 
 #[test]
+fn a_sample_names_the_source_of_every_kind_of_frame() {
+    let mut world = limited(5).deny("192.0.2.0/24");
+    world.tuning.sample_one_in = 1;
+    let loaded = world.load();
+    let mut reader = reader(&loaded);
+    for (name, packet, source) in [
+        ("plain", Packet::udp(V4, 443), Some(V4)),
+        ("IPv6", Packet::udp(V6, 443), Some(V6)),
+        ("tagged", Packet::udp(V4, 443).tag(packet::VLAN), Some(V4)),
+        ("tagged twice", Packet::udp(V6, 443).tag(packet::VLAN).tag(packet::PROVIDER_VLAN), Some(V6)),
+        ("options", Packet::udp(V4, 443).options(3), Some(V4)),
+        ("extension", Packet::udp(V6, 443).empty_extension(packet::HOP_BY_HOP), Some(V6)),
+        ("a later fragment", Packet::udp(V4, 443).fragment(100, false), Some(V4)),
+        ("not protected", Packet::udp(V4, 22), Some(V4)),
+        ("malformed", Packet::udp(V4, 443).stated_len(10), Some(V4)),
+        ("ARP", Packet::raw(packet::ARP, &[0; 46]), None),
+    ] {
+        run(&loaded, &packet, 1);
+        let sources: Vec<_> = read(&mut reader).iter().map(Event::source).collect();
+        assert_eq!(sources, [source.map(|source| source.parse().expect("an address"))], "{name}");
+    }
+}
+
+#[test]
 fn a_flood_of_events_is_bounded_by_the_kernel_and_counted() {
     const SOURCES: u32 = 1000;
     stay_on_one_cpu();

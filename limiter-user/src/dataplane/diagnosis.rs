@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
-use limiter_common::verdict::Verdict;
+use limiter_common::stats;
 use log::{Log, Metadata, Record};
 use parking_lot::Mutex;
 
@@ -120,13 +120,13 @@ fn with_names(line: &str, rules: &[(u32, Arc<str>)]) -> String {
         let [name, value] = pair else { return pair.join(" ") };
         let number = value.parse::<u32>().ok();
         match (*name, number) {
-            ("verdict", Some(index)) => match Verdict::all().nth(index as usize) {
-                Some(verdict) => format!("{} {}", verdict.as_str(), verdict.reason()),
-                None => pair.join(" "),
-            },
-            ("slot", Some(slot)) => {
-                let rule = rules.iter().find(|(known, _)| *known == slot);
-                format!("rule {}", rule.map_or("-", |(_, rule)| rule))
+            ("counter", Some(index)) => {
+                let (slot, verdict) = stats::of_index(index);
+                let rule = rules.iter().find(|(known, _)| *known == slot).map_or("-", |(_, rule)| rule);
+                verdict.map_or_else(
+                    || pair.join(" "),
+                    |verdict| format!("{} {} rule {rule}", verdict.as_str(), verdict.reason()),
+                )
             }
             _ => pair.join(" "),
         }
@@ -136,16 +136,17 @@ fn with_names(line: &str, rules: &[(u32, Arc<str>)]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use limiter_common::verdict::DropReason;
+    use limiter_common::verdict::{DropReason, PassReason, Verdict};
 
     use super::*;
 
     #[test]
     fn numbers_become_names() {
         let rules = [(7, Arc::from("web"))];
-        let verdict = Verdict::Drop(DropReason::Denied).index();
-        let line = format!("verdict {verdict} slot 7 bytes 60 src 192.0.2.7");
+        let counter = stats::rule_index(7, Verdict::Drop(DropReason::Denied));
+        let line = format!("counter {counter} bytes 60 src 192.0.2.7");
         assert_eq!(with_names(&line, &rules), "drop denied rule web bytes 60 src 192.0.2.7");
-        assert_eq!(with_names("verdict 0 slot 0 bytes 60", &rules), "pass not_ip rule - bytes 60");
+        let line = format!("counter {} bytes 60", stats::rule_index(0, Verdict::Pass(PassReason::NotIp)));
+        assert_eq!(with_names(&line, &rules), "pass not_ip rule - bytes 60");
     }
 }
