@@ -39,6 +39,7 @@ pub(crate) fn of_pressure(kind: EventKind, now: KtimeNs) -> News {
 }
 
 /// Of several CPUs that see it at the same time, one tells.
+#[expect(clippy::cast_possible_truncation, reason = "the number is the one that it was")]
 #[inline(always)]
 fn once(reported: Tat, kind: EventKind, now: KtimeNs) -> News {
     let seen = reported.load();

@@ -153,7 +153,7 @@ fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Result<BucketState, Ev
         cost: 1,
         reason: DropReason::NewSources,
     };
-    creation.commit(now_ticks).map_err(|_| EventKind::NewSourcesOver)?;
+    creation.commit(now_ticks).map_err(|_spent| EventKind::NewSourcesOver)?;
     F::create_bucket(key, now_ticks);
     F::bucket(key).ok_or(EventKind::InsertFailed)
 }

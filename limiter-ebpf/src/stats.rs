@@ -25,6 +25,7 @@ impl From<Verdict> for Ruling {
 
 /// Index of the counter of a packet. The verifier does not know it, so that paths which differ in nothing else are one
 /// from here on.
+#[expect(clippy::cast_possible_truncation, reason = "the number is the one that it was")]
 #[inline(always)]
 pub(crate) fn index(ruling: Ruling, bytes: u64) -> u32 {
     packet::forget(stats::rule_index(ruling.slot, ruling.verdict) as usize, bytes) as u32
