@@ -50,8 +50,8 @@ fn once(reported: Tat, kind: EventKind, now: KtimeNs) -> News {
     News::from_bits(packet::forget(news.bits() as usize, seen) as u32)
 }
 
-/// Sends what a packet brought about, if anything. `index` is that of its counter, and `count` how many this CPU had
-/// counted there before.
+/// Sends what a packet brought about, if anything. `index` is that of its counter, and `count` how many this CPU has
+/// counted there.
 #[inline(always)]
 pub(crate) fn report(ctx: &XdpContext, mut news: News, index: u32, count: u64) {
     let below = globals::SAMPLED_BELOW.load();

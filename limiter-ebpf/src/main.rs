@@ -32,7 +32,7 @@ use crate::packet::Frame;
 fn limiter(ctx: XdpContext) -> u32 {
     let frame = Frame::new(&ctx);
     let ruling = pipeline::run(&frame);
-    let index = stats::index(ruling, frame.len());
+    let index = stats::index(ruling);
     let count = stats::record(index, frame.len());
     events::report(&ctx, ruling.news, index, count);
     diagnosis::log(&ctx, ruling, index);

@@ -309,15 +309,14 @@ pub(crate) fn pressure_mark(kind: EventKind) -> Option<Tat> {
     CREATION.get_ptr_mut(slot).map(|cell| Tat { cell })
 }
 
-/// Counts a packet, and tells how many were counted before.
+/// Counts a packet, and tells how many there are now.
 #[inline(always)]
 pub(crate) fn count(index: u32, bytes: u64) -> u64 {
     let Some(counter) = STATS.get_ptr_mut(index) else { return 0 };
     // SAFETY: each CPU has its own copy, and the program is not interrupted by itself on one CPU.
     let counter = unsafe { &mut *counter };
-    let before = counter.packets;
     *counter = counter.plus(Counter { packets: 1, bytes });
-    before
+    counter.packets
 }
 
 #[inline(always)]

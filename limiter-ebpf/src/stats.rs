@@ -6,7 +6,7 @@ use limiter_common::{
     verdict::Verdict,
 };
 
-use crate::{maps, packet};
+use crate::maps;
 
 /// A verdict, the slot of the rule that it comes from, and what is new about it.
 #[derive(Clone, Copy)]
@@ -23,15 +23,13 @@ impl From<Verdict> for Ruling {
     }
 }
 
-/// Index of the counter of a packet. The verifier does not know it, so that paths which differ in nothing else are one
-/// from here on.
-#[expect(clippy::cast_possible_truncation, reason = "the number is the one that it was")]
+/// Index of the counter of a packet.
 #[inline(always)]
-pub(crate) fn index(ruling: Ruling, bytes: u64) -> u32 {
-    packet::forget(stats::rule_index(ruling.slot, ruling.verdict) as usize, bytes) as u32
+pub(crate) fn index(ruling: Ruling) -> u32 {
+    stats::rule_index(ruling.slot, ruling.verdict)
 }
 
-/// Counts a packet, and tells how many this CPU had counted there before.
+/// Counts a packet, and tells how many this CPU has counted there.
 #[inline(always)]
 pub(crate) fn record(index: u32, bytes: u64) -> u64 {
     maps::count(index, bytes)
