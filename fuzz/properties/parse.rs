@@ -3,10 +3,14 @@
 
 use std::cell::Cell;
 
-use limiter_common::packet::{IpPacket, MAX_READ_OFFSET, PacketRead, Parsed, Source, Transport, parse};
+use limiter_common::{
+    addr::{AddressV4, AddressV6},
+    packet::{IpPacket, MAX_READ_OFFSET, PacketRead, Parsed, Source, Transport, parse},
+};
 
 const ETHER_TYPE: usize = 12;
 const TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+const MAX_TAGS: usize = 3;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 
@@ -44,7 +48,12 @@ struct Watched<'a> {
 }
 
 impl PacketRead for Watched<'_> {
-    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+    type Header<'a, const N: usize>
+        = &'a [u8; N]
+    where
+        Self: 'a;
+
+    fn read<const N: usize>(&self, offset: usize) -> Option<&[u8; N]> {
         self.furthest.set(self.furthest.get().max(offset));
         let bytes = self.frame.read(offset)?;
         self.end.set(self.end.get().max(offset + N));
@@ -63,7 +72,12 @@ struct Linear<'a> {
 }
 
 impl PacketRead for Linear<'_> {
-    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+    type Header<'a, const N: usize>
+        = &'a [u8; N]
+    where
+        Self: 'a;
+
+    fn read<const N: usize>(&self, offset: usize) -> Option<&[u8; N]> {
         self.frame[..self.readable].read(offset)
     }
 
@@ -106,8 +120,8 @@ fn a_tag_does_not_count(frame: &[u8], parsed: Parsed, furthest: usize) {
         let mut tagged = frame.to_vec();
         tagged.splice(ETHER_TYPE..ETHER_TYPE, [high, low, 0, 100]);
         let answer = parse(tagged.as_slice());
-        if tags >= 2 {
-            assert_eq!(answer, Parsed::NotIp);
+        if tags >= MAX_TAGS {
+            assert_eq!(answer, Parsed::Malformed);
         } else if furthest + 4 > MAX_READ_OFFSET {
             assert!(answer == parsed || answer == Parsed::Malformed);
         } else {
@@ -127,14 +141,14 @@ fn tags(frame: &[u8]) -> usize {
 
 /// The ether type behind the tags, and where its header is.
 fn network(frame: &[u8]) -> Option<(u16, usize)> {
-    let at = ETHER_TYPE + 4 * tags(frame).min(2);
+    let at = ETHER_TYPE + 4 * tags(frame).min(MAX_TAGS);
     Some((field(frame, at)?, at + 2))
 }
 
 fn agrees_with_ipv4(frame: &[u8], at: usize, parsed: Parsed) {
     let Parsed::Ip(IpPacket { source, transport }) = parsed else { panic!("{parsed:?} in the ether type of IPv4") };
     let header = &frame[at..];
-    assert_eq!(source, Source::V4([header[12], header[13], header[14], header[15]]));
+    assert_eq!(source, Source::V4(AddressV4::new([header[12], header[13], header[14], header[15]])));
     assert_eq!(header[0] >> 4, 4);
     let len = usize::from(header[0] & 0x0f) * 4;
     assert!(len >= 20);
@@ -161,7 +175,7 @@ fn agrees_with_ipv6(frame: &[u8], at: usize, parsed: Parsed) {
     assert_eq!(header[0] >> 4, 6);
     match parsed {
         Parsed::Ip(IpPacket { source, transport }) => {
-            assert_eq!(source, Source::V6(header[8..24].try_into().expect("an address")));
+            assert_eq!(source, Source::V6(AddressV6::new(header[8..24].try_into().expect("an address"))));
             let is_direct = matches!(header[6], 6 | 17);
             let is_read = matches!(transport, Transport::Tcp { .. } | Transport::Udp { .. });
             assert!(is_read || !is_direct, "{transport:?} without any fragment");

@@ -18,6 +18,17 @@ pub struct Budget {
 
 const _: () = assert!(size_of::<Budget>() == 8 + 4 * 4 + size_of::<GcraParams>());
 
+/// Map value: a budget, and what the program keeps about it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetEntry {
+    pub budget: Budget,
+    /// Until when it is known that this budget drops packets, see [`crate::event::mark`].
+    pub reported: u64,
+}
+
+const _: () = assert!(size_of::<BudgetEntry>() == size_of::<Budget>() + 8);
+
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {

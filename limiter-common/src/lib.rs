@@ -11,6 +11,7 @@ pub mod acl;
 pub mod addr;
 pub mod aggregate;
 pub mod budget;
+pub mod event;
 pub mod gcra;
 pub mod packet;
 #[cfg(feature = "user")]

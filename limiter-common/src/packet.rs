@@ -195,6 +195,27 @@ pub fn parse<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
     }
 }
 
+/// The source address alone, as [`parse`] finds it; also that of an IP packet that is malformed. For what is told of
+/// single packets: the verifier does not walk through all the headers once more.
+#[inline(always)]
+pub fn source_of<P: PacketRead + ?Sized>(frame: &P) -> Option<Source> {
+    let mut ether_type = frame.read::<2>(ETH_LEN - 2)?.be16::<0>();
+    let mut offset = ETH_LEN;
+    for _ in 0..MAX_VLAN_TAGS {
+        if !is_vlan(ether_type) {
+            break;
+        }
+        ether_type = frame.read::<2>(offset + 2)?.be16::<0>();
+        offset += VLAN_LEN;
+    }
+    let offset = frame.forget(offset);
+    match ether_type {
+        ETH_IPV4 => Some(Source::V4(frame.read::<4>(offset + 12)?.address_v4::<0>())),
+        ETH_IPV6 => Some(Source::V6(frame.read::<16>(offset + 8)?.address_v6::<0>())),
+        _ => None,
+    }
+}
+
 #[inline(always)]
 const fn is_vlan(ether_type: u16) -> bool {
     ether_type == ETH_VLAN[0] || ether_type == ETH_VLAN[1] || ether_type == ETH_VLAN[2]

@@ -6,7 +6,8 @@ use aya::Pod;
 use crate::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
-    budget::Budget,
+    budget::{Budget, BudgetEntry},
+    event::{Event, EventCounts, EventMeter},
     gcra::GcraParams,
     rule::{Bucket, PacketRule},
     stats::{Counter, Counters, RuleName},
@@ -23,6 +24,20 @@ macro_rules! pod {
 }
 
 pod!(
-    AclEntry, Budget, Bucket, Counter, Counters, GcraParams, PacketRule, RuleName, SrcKeyV4, SrcKeyV6, SrcMaskV4,
-    SrcMaskV6
+    AclEntry,
+    Bucket,
+    Budget,
+    BudgetEntry,
+    Counter,
+    Counters,
+    Event,
+    EventCounts,
+    EventMeter,
+    GcraParams,
+    PacketRule,
+    RuleName,
+    SrcKeyV4,
+    SrcKeyV6,
+    SrcMaskV4,
+    SrcMaskV6,
 );

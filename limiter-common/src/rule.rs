@@ -121,15 +121,18 @@ pub struct Bucket {
     pub packets_tat: u64,
     pub bytes_tat: u64,
     pub connections_tat: u64,
+    /// Until when it is known that this source is limited, see [`crate::event::mark`]. Touched by packets that are
+    /// over a limit, and by no other.
+    pub reported: u64,
 }
 
-const _: () = assert!(size_of::<Bucket>() == 3 * 8);
+const _: () = assert!(size_of::<Bucket>() == 4 * 8);
 
 impl Bucket {
     /// A bucket that is full in every dimension.
     #[inline(always)]
     pub const fn full(now_ticks: u64) -> Self {
         let tat = crate::gcra::full(now_ticks);
-        Self { packets_tat: tat, bytes_tat: tat, connections_tat: tat }
+        Self { packets_tat: tat, bytes_tat: tat, connections_tat: tat, reported: 0 }
     }
 }

@@ -5,7 +5,8 @@ use crate::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6},
     aggregate::Aggregate,
-    budget::Budget,
+    budget::BudgetEntry,
+    event::{EventClass, EventMeter},
     rule::{Bucket, PacketRule},
     stats::{Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
 };
@@ -19,12 +20,14 @@ pub const MAX_ACL_PREFIXES: u32 = 131_072;
 pub const MAX_RULE_PREFIXES: u32 = 16_384;
 /// Most pushed budgets of one family at one time: 7 MB.
 pub const MAX_BUDGETS: u32 = 65_536;
-/// Default of `xdp.max_sources`: buckets of each family, about 130 MB when both are in use.
+/// Default of `xdp.max_sources`: buckets of each family, about 140 MB when both are in use.
 pub const DEFAULT_MAX_SOURCES: u32 = 524_288;
 /// Places in a row of the buckets that new sources share when too many are new.
 pub const AGGREGATE_ROW: u32 = 131_072;
-/// Both rows: fixed, 8 MB.
+/// All rows: fixed, 10 MB.
 pub const AGGREGATES: u32 = 2 * AGGREGATE_ROW;
+/// Bytes of the ring of events: some 18,000 of them.
+pub const EVENT_RING_BYTES: u32 = 1 << 20;
 /// Words of the protected-port bitmap: 65,536 bits for TCP, then as many for UDP.
 pub const PORT_WORDS: u32 = 2 * 65_536 / 64;
 
@@ -50,7 +53,11 @@ pub mod creation {
     /// Buckets ever made. None is removed but by the map itself when it is full, so this tells how many there are.
     pub const CREATED_V4: u32 = 2;
     pub const CREATED_V6: u32 = 3;
-    pub const SLOTS: u32 = 4;
+    /// Until when it is known that too many sources are new, see [`crate::event::mark`].
+    pub const NEW_SOURCES_OVER: u32 = 4;
+    /// Until when it is known that inserts fail.
+    pub const INSERT_FAILED: u32 = 5;
+    pub const SLOTS: u32 = 6;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +67,7 @@ pub enum MapKind {
     LpmTrie,
     LruHash,
     PerCpuArray,
+    RingBuf,
 }
 
 impl MapKind {
@@ -70,6 +78,7 @@ impl MapKind {
             Self::LpmTrie => "lpm_trie",
             Self::LruHash => "lru_hash",
             Self::PerCpuArray => "percpu_array",
+            Self::RingBuf => "ring_buf",
         }
     }
 }
@@ -114,13 +123,15 @@ pub const MAPS: &[MapSpec] = &[
     spec::<Lpm<[u8; 16]>, u32>("RULES_V6", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
     spec::<u32, PacketRule>("RULES", MapKind::Array, RULE_SLOTS, Lifetime::Policy),
     spec::<u32, u64>("PORTS", MapKind::Array, PORT_WORDS, Lifetime::Policy),
-    spec::<SrcKeyV4, Budget>("BUDGETS_V4", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
-    spec::<SrcKeyV6, Budget>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
+    spec::<SrcKeyV4, BudgetEntry>("BUDGETS_V4", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
+    spec::<SrcKeyV6, BudgetEntry>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
     spec::<SrcKeyV4, Bucket>("BUCKETS_V4", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<SrcKeyV6, Bucket>("BUCKETS_V6", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<u32, Aggregate>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
     spec::<u32, u64>("CREATION", MapKind::Array, creation::SLOTS, Lifetime::Shared),
     spec::<u32, Counters>("STATS", MapKind::PerCpuArray, PER_CPU_SLOTS, Lifetime::Shared),
     spec::<u32, Counters>("MORE_STATS", MapKind::Array, RULE_SLOTS - PER_CPU_SLOTS, Lifetime::WhenUsed),
+    spec::<(), ()>("EVENTS", MapKind::RingBuf, EVENT_RING_BYTES, Lifetime::Shared),
+    spec::<u32, EventMeter>("EVENT_METERS", MapKind::PerCpuArray, EventClass::COUNT, Lifetime::Shared),
     spec::<u32, RuleName>("RULE_NAMES", MapKind::Array, RULE_SLOTS, Lifetime::Shared),
 ];

@@ -19,6 +19,9 @@ impl Counter {
     }
 }
 
+/// Counters of one slot: a power of two, at least [`Verdict::COUNT`].
+const STRIDE: u32 = 32;
+
 /// The counters of one rule, by [`Verdict::index`]. One map value, so that an agent with thousands of rules reads each
 /// with one call.
 #[repr(C)]
@@ -30,8 +33,7 @@ pub struct Counters {
 const _: () = assert!(size_of::<Counters>() == Counters::LEN * size_of::<Counter>());
 
 impl Counters {
-    /// A power of two, at least [`Verdict::COUNT`].
-    const LEN: usize = 32;
+    const LEN: usize = STRIDE as usize;
     pub const ZERO: Self = Self { by_verdict: [Counter { packets: 0, bytes: 0 }; Self::LEN] };
 
     #[inline(always)]
@@ -56,6 +58,17 @@ impl Counters {
 }
 
 const _: () = assert!(Counters::LEN.is_power_of_two() && Counters::LEN >= Verdict::COUNT as usize);
+
+/// A number for the counter of `verdict` of the rule in `slot`, for what is told of single packets.
+#[inline(always)]
+pub const fn rule_index(slot: u32, verdict: Verdict) -> u32 {
+    slot * STRIDE + verdict.index()
+}
+
+/// The slot and the verdict whose counter has this number; no verdict where there is no such counter.
+pub fn of_index(index: u32) -> (u32, Option<Verdict>) {
+    (index / STRIDE, Verdict::all().nth((index % STRIDE) as usize))
+}
 
 /// Slot of packets that no rule decided about.
 pub const NO_RULE: u32 = 0;

@@ -80,6 +80,25 @@ pub(crate) static AGGREGATE_SEED: Global<u64> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static SWAP_ATTEMPTS: Global<u32> = Global::new(MAX_SWAP_ATTEMPTS);
 
+/// 1: the agent is told of what is new, and of samples.
+#[unsafe(no_mangle)]
+pub(crate) static HAS_EVENTS: Global<u8> = Global::new(1);
+
+/// Threshold of `event::is_sampled`; 0: no packet is a sample.
+#[unsafe(no_mangle)]
+pub(crate) static SAMPLED_BELOW: Global<u64> = Global::new(0);
+
+/// How many packets a sample stands for.
+#[unsafe(no_mangle)]
+pub(crate) static SAMPLE_ONE_IN: Global<u32> = Global::new(0);
+
+/// How many events of a class one CPU may send.
+#[unsafe(no_mangle)]
+pub(crate) static EVENT_QUOTA: Global<GcraParams> = Global::new(match GcraParams::from_interval(1, 1) {
+    Some(params) => params,
+    None => unreachable!(),
+});
+
 /// What the verifier can follow with ease. Each failed attempt means that another CPU has succeeded.
 pub(crate) const MAX_SWAP_ATTEMPTS: u32 = 8;
 

@@ -4,7 +4,7 @@
 //! clock and the order of the stages (`pipeline.rs`).
 //!
 //! Architecture invariant: this crate contains no rate arithmetic, only `packet.rs` reads packet memory, only `maps.rs`
-//! dereferences map values, and nothing is logged per packet.
+//! dereferences map values, and nothing is logged per packet, but for diagnosis.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(target_arch = "bpf", expect(internal_features, reason = "the BPF target has no CAS in core::sync::atomic"))]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch, core_intrinsics))]
@@ -12,6 +12,8 @@
 mod acl;
 mod budget;
 mod clock;
+mod diagnosis;
+mod events;
 mod globals;
 mod maps;
 mod newcomer;
@@ -31,7 +33,10 @@ use crate::packet::Frame;
 fn limiter(ctx: XdpContext) -> u32 {
     let frame = Frame::new(&ctx);
     let ruling = pipeline::run(&frame);
-    stats::record(ruling, frame.len());
+    let count = stats::record(ruling, frame.len());
+    let index = stats::index(ruling);
+    events::report(&ctx, ruling.news, index, count);
+    diagnosis::log(&ctx, ruling, index);
     match ruling.verdict {
         Verdict::Pass(_) | Verdict::ShadowDrop(_) => xdp_action::XDP_PASS,
         Verdict::Drop(_) => xdp_action::XDP_DROP,

@@ -1,19 +1,23 @@
 //! Every map: what it holds, who writes it, what it costs. Sizes are those of `limiter_common::schema`, where the
 //! agent finds them too. Outside this file a map value is a shared reference or a [`Tat`].
 
+use core::ops::Deref;
+
 use aya_ebpf::{
-    bindings::BPF_NOEXIST,
+    bindings::{BPF_NOEXIST, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
     macros::map,
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, lpm_trie::Key},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, lpm_trie::Key},
 };
 use limiter_common::{
     acl::AclEntry,
     addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6},
     aggregate::Aggregate,
-    budget::Budget,
+    budget::{Budget, BudgetEntry},
+    event::{Event, EventClass, EventKind, EventMeter},
     rule::{Bucket, PacketRule},
     schema,
     stats::{Counter, Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
+    time::KtimeNs,
     verdict::Verdict,
 };
 
@@ -46,19 +50,19 @@ static RULES: Array<PacketRule> = Array::with_max_entries(RULE_SLOTS, 0);
 #[map]
 static PORTS: Array<u64> = Array::with_max_entries(schema::PORT_WORDS, 0);
 
-/// Pushed budgets. The agent writes; 7 MB a family.
+/// Pushed budgets. The agent writes, and the program its marks; 7 MB a family.
 #[map]
-static BUDGETS_V4: HashMap<SrcKeyV4, Budget> = HashMap::with_max_entries(schema::MAX_BUDGETS, 0);
+static BUDGETS_V4: HashMap<SrcKeyV4, BudgetEntry> = HashMap::with_max_entries(schema::MAX_BUDGETS, 0);
 #[map]
-static BUDGETS_V6: HashMap<SrcKeyV6, Budget> = HashMap::with_max_entries(schema::MAX_BUDGETS, 0);
+static BUDGETS_V6: HashMap<SrcKeyV6, BudgetEntry> = HashMap::with_max_entries(schema::MAX_BUDGETS, 0);
 
-/// Buckets of sources. Only the program writes; the agent sets the size, about 130 bytes a source.
+/// Buckets of sources. Only the program writes; the agent sets the size, about 140 bytes a source.
 #[map]
 static BUCKETS_V4: LruHashMap<SrcKeyV4, Bucket> = LruHashMap::with_max_entries(schema::DEFAULT_MAX_SOURCES, 0);
 #[map]
 static BUCKETS_V6: LruHashMap<SrcKeyV6, Bucket> = LruHashMap::with_max_entries(schema::DEFAULT_MAX_SOURCES, 0);
 
-/// Buckets that new sources share while too many are new. Only the program writes; 8 MB.
+/// Buckets that new sources share while too many are new. Only the program writes; 10 MB.
 #[map]
 static AGGREGATES: Array<Aggregate> = Array::with_max_entries(schema::AGGREGATES, 0);
 
@@ -78,6 +82,14 @@ static MORE_STATS: Array<Counters> = Array::with_max_entries(RULE_SLOTS - PER_CP
 /// Which rule a slot of the counters belongs to. Only the agent writes and reads; 2 MB.
 #[map]
 static RULE_NAMES: Array<RuleName> = Array::with_max_entries(RULE_SLOTS, 0);
+
+/// Events for the agent. The program writes, if its meters allow; 1 MB.
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(schema::EVENT_RING_BYTES, 0);
+
+/// What each CPU has sent of which class of events. The program writes, each CPU its own, so no atomics are needed.
+#[map]
+static EVENT_METERS: PerCpuArray<EventMeter> = PerCpuArray::with_max_entries(EventClass::COUNT, 0);
 
 /// One number in a map, which other CPUs change at the same time.
 #[derive(Clone, Copy)]
@@ -150,6 +162,8 @@ pub(crate) struct BucketState {
     pub(crate) packets: Tat,
     pub(crate) bytes: Tat,
     pub(crate) connections: Tat,
+    /// A mark, see `limiter_common::event::mark`.
+    pub(crate) reported: Tat,
 }
 
 impl BucketState {
@@ -161,7 +175,40 @@ impl BucketState {
         let bytes = unsafe { &raw mut (*bucket).bytes_tat };
         // SAFETY: as above.
         let connections = unsafe { &raw mut (*bucket).connections_tat };
-        Self { packets: Tat { cell: packets }, bytes: Tat { cell: bytes }, connections: Tat { cell: connections } }
+        // SAFETY: as above.
+        let reported = unsafe { &raw mut (*bucket).reported };
+        let [packets, bytes, connections, reported] = [packets, bytes, connections, reported].map(|cell| Tat { cell });
+        Self { packets, bytes, connections, reported }
+    }
+}
+
+/// A budget in a map.
+#[derive(Clone, Copy)]
+pub(crate) struct BudgetState {
+    budget: &'static Budget,
+    /// A mark, see `limiter_common::event::mark`.
+    pub(crate) reported: Tat,
+}
+
+impl BudgetState {
+    #[inline(always)]
+    fn new(entry: *mut BudgetEntry) -> Self {
+        // SAFETY: `entry` is the address of a whole map value. The budget in it is only read. While the agent removes an
+        // expired budget, its place may be given to another source, whose deadline and quota would then apply to the
+        // packet at hand, and to no other.
+        let budget = unsafe { &(*entry).budget };
+        // SAFETY: the mark is a field beside the budget, so no reference to it exists.
+        let reported = unsafe { &raw mut (*entry).reported };
+        Self { budget, reported: Tat { cell: reported } }
+    }
+}
+
+impl Deref for BudgetState {
+    type Target = Budget;
+
+    #[inline(always)]
+    fn deref(&self) -> &Budget {
+        self.budget
     }
 }
 
@@ -250,16 +297,13 @@ pub(crate) fn port_word(index: u32) -> u64 {
 }
 
 #[inline(always)]
-pub(crate) fn budget_v4<'a>(key: &SrcKeyV4) -> Option<&'a Budget> {
-    // SAFETY: the value is only read. While the agent removes an expired budget, its place may be given to another
-    // source, whose deadline and quota would then apply to the packet at hand, and to no other.
-    unsafe { BUDGETS_V4.get(key) }
+pub(crate) fn budget_v4(key: &SrcKeyV4) -> Option<BudgetState> {
+    BUDGETS_V4.get_ptr_mut(key).map(BudgetState::new)
 }
 
 #[inline(always)]
-pub(crate) fn budget_v6<'a>(key: &SrcKeyV6) -> Option<&'a Budget> {
-    // SAFETY: as for IPv4.
-    unsafe { BUDGETS_V6.get(key) }
+pub(crate) fn budget_v6(key: &SrcKeyV6) -> Option<BudgetState> {
+    BUDGETS_V6.get_ptr_mut(key).map(BudgetState::new)
 }
 
 #[inline(always)]
@@ -305,21 +349,70 @@ fn count_creation(slot: u32) {
     }
 }
 
+/// Where it is kept until when pressure of this kind is known.
 #[inline(always)]
-pub(crate) fn count(slot: u32, verdict: Verdict, bytes: u64) {
+pub(crate) fn pressure_mark(kind: EventKind) -> Option<Tat> {
+    let slot = match kind {
+        EventKind::NewSourcesOver => schema::creation::NEW_SOURCES_OVER,
+        EventKind::InsertFailed => schema::creation::INSERT_FAILED,
+        EventKind::Sample | EventKind::SourceLimited | EventKind::BudgetHit => return None,
+    };
+    CREATION.get_ptr_mut(slot).map(|cell| Tat { cell })
+}
+
+#[inline(always)]
+fn meter(class: EventClass) -> Option<&'static mut EventMeter> {
+    let meter = EVENT_METERS.get_ptr_mut(class as u32)?;
+    // SAFETY: as for the counters; whoever asks lets go of it before it asks again.
+    Some(unsafe { &mut *meter })
+}
+
+/// Whether this CPU may send another event, and for how many it stands.
+#[inline(always)]
+pub(crate) fn admit_event(class: EventClass, now: KtimeNs) -> Option<u64> {
+    let quota = globals::EVENT_QUOTA.load();
+    meter(class)?.admit(&quota, now)
+}
+
+/// Sends an event that was admitted. Samples wait in the ring until the reader looks; news wake it.
+#[inline(always)]
+pub(crate) fn send_event(class: EventClass, event: Event) {
+    let wakeup = match class {
+        EventClass::Samples => BPF_RB_NO_WAKEUP,
+        EventClass::Sources | EventClass::Maps => BPF_RB_FORCE_WAKEUP,
+    };
+    let entry = EVENTS.reserve::<Event>(0);
+    let was_sent = entry.is_some();
+    if let Some(mut entry) = entry {
+        entry.write(event);
+        entry.submit(u64::from(wakeup));
+    }
+    if let Some(meter) = meter(class) {
+        meter.done(was_sent);
+    }
+}
+
+/// Counts a packet, and tells how many there are now.
+#[inline(always)]
+pub(crate) fn count(slot: u32, verdict: Verdict, bytes: u64) -> u64 {
     if let Some(counters) = STATS.get_ptr_mut(slot) {
         // SAFETY: each CPU has its own copy, and the program is not interrupted by itself on one CPU.
         let counter = unsafe { &mut *counter_of(counters, verdict) };
         *counter = counter.plus(Counter { packets: 1, bytes });
-    } else if globals::is_on(&globals::MORE_RULES)
+        return counter.packets;
+    }
+    if globals::is_on(&globals::MORE_RULES)
         && let Some(counters) = MORE_STATS.get_ptr_mut(slot.wrapping_sub(PER_CPU_SLOTS))
     {
         let counter = counter_of(counters, verdict);
         // SAFETY: `counter` is the address of a whole counter in a map value, so its fields are in bounds.
-        Tat { cell: unsafe { &raw mut (*counter).packets } }.add(1);
+        let packets = Tat { cell: unsafe { &raw mut (*counter).packets } };
+        packets.add(1);
         // SAFETY: as above.
         Tat { cell: unsafe { &raw mut (*counter).bytes } }.add(bytes);
+        return packets.load();
     }
+    0
 }
 
 #[inline(always)]

@@ -2,6 +2,7 @@
 
 use limiter_common::{
     aggregate::{self, ROWS},
+    event::EventKind,
     gcra::{self, GcraParams, Outcome},
     verdict::DropReason,
 };
@@ -26,14 +27,15 @@ fn neighbourhood<F: Family>(source: F) -> Option<[AggregateState; ROWS]> {
     Some([maps::aggregate(first)?, maps::aggregate(second)?])
 }
 
-/// A bucket that is made for a source now, if it may have one.
+/// A bucket that is made for a source now, or why it gets none.
 #[inline(always)]
-pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, now: u64) -> Option<BucketState> {
-    if !may_create(&neighbourhood(source)?, now) {
-        return None;
+pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, now: u64) -> Result<BucketState, EventKind> {
+    match neighbourhood(source) {
+        Some(neighbourhood) if may_create(&neighbourhood, now) => {}
+        Some(_) | None => return Err(EventKind::NewSourcesOver),
     }
     F::create_bucket(key, now);
-    F::bucket(key)
+    F::bucket(key).ok_or(EventKind::InsertFailed)
 }
 
 /// Takes the packet's cost from the buckets of its neighbourhood.

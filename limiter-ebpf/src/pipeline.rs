@@ -6,7 +6,7 @@ use limiter_common::{
 };
 
 use crate::{
-    acl, budget, clock, globals,
+    acl, budget, clock, events, globals,
     packet::Frame,
     ports,
     rate_limit::{self, Cost},
@@ -56,7 +56,8 @@ fn judge<F: Family>(source: F, cost: Cost) -> Ruling {
     if let Some(budget) = budget
         && budget.is_block()
     {
-        return Ruling { verdict: Verdict::Drop(DropReason::Blocked), slot: budget.rule_slot() };
+        let news = events::of_budget(&budget, now);
+        return Ruling { verdict: Verdict::Drop(DropReason::Blocked), slot: budget.rule_slot(), news };
     }
     rate_limit::judge(source, &key, budget, cost, now)
 }

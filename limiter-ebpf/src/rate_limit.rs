@@ -3,6 +3,7 @@
 
 use limiter_common::{
     budget::Budget,
+    event::News,
     gcra::{self, GcraParams, Outcome},
     rule::{Dimension, PacketRule},
     time::KtimeNs,
@@ -10,8 +11,9 @@ use limiter_common::{
 };
 
 use crate::{
+    events,
     globals::{self, MAX_SWAP_ATTEMPTS},
-    maps::{BucketState, Tat},
+    maps::{BucketState, BudgetState, Tat},
     newcomer, packet,
     source::Family,
     stats::Ruling,
@@ -29,24 +31,33 @@ pub(crate) struct Cost {
 pub(crate) fn judge<F: Family>(
     source: F,
     key: &F::Key,
-    budget: Option<&'static Budget>,
+    budget: Option<BudgetState>,
     cost: Cost,
     now: KtimeNs,
 ) -> Ruling {
-    let Some(limits) = limits(source.rule(), budget, cost) else {
+    let Some(limits) = limits(source.rule(), budget.as_deref(), cost) else {
         return Verdict::Pass(PassReason::Unlimited).into();
     };
     let now_ticks = now.ticks();
-    let taken = match F::bucket(key).or_else(|| newcomer::bucket(source, key, now_ticks)) {
-        Some(bucket) => take::<MAX_SWAP_ATTEMPTS>(bucket, &limits, cost, now_ticks),
-        None => newcomer::share(source, &limits, cost, now_ticks),
+    let bucket = match F::bucket(key) {
+        Some(bucket) => Ok(bucket),
+        None => newcomer::bucket(source, key, now_ticks),
     };
+    let (taken, mut news) = match bucket {
+        Ok(bucket) => (take::<MAX_SWAP_ATTEMPTS>(bucket, &limits, cost, now_ticks), News::NONE),
+        Err(pressure) => (newcomer::share(source, &limits, cost, now_ticks), events::of_pressure(pressure, now)),
+    };
+    if taken.is_err()
+        && let Ok(bucket) = bucket
+    {
+        news = events::of_limit::<F>(bucket, key, limits.by_budget != 0, now);
+    }
     let verdict = match taken {
         Ok(()) => Verdict::Pass(PassReason::Conforming),
         Err(reason) if limits.shadow != 0 => Verdict::ShadowDrop(reason),
         Err(reason) => Verdict::Drop(reason),
     };
-    Ruling { verdict, slot: limits.slot }
+    Ruling { verdict, slot: limits.slot, news }
 }
 
 /// What limits a source.
@@ -61,6 +72,8 @@ pub(crate) struct Limits<'a> {
     slot: u32,
     /// Not 0 for a rule that only counts.
     shadow: usize,
+    /// Not 0 where a budget replaces the packet limit.
+    by_budget: usize,
 }
 
 /// A rule that is off limits nothing. A budget replaces the packet limit of a rule and leaves the others; without a
@@ -69,8 +82,15 @@ pub(crate) struct Limits<'a> {
 fn limits<'a>(rule: Option<&'a PacketRule>, budget: Option<&Budget>, cost: Cost) -> Option<Limits<'a>> {
     let used = used_dimensions();
     let rule = rule.filter(|rule| !rule.is_off());
-    let mut limits =
-        Limits { set: 0, packets: GcraParams::default(), bytes: None, connections: None, slot: 0, shadow: 0 };
+    let mut limits = Limits {
+        set: 0,
+        packets: GcraParams::default(),
+        bytes: None,
+        connections: None,
+        slot: 0,
+        shadow: 0,
+        by_budget: budget.is_some().into(),
+    };
     match (rule, budget) {
         (None, None) => return None,
         (None, Some(budget)) => limits.slot = budget.rule_slot(),
@@ -96,6 +116,7 @@ fn limits<'a>(rule: Option<&'a PacketRule>, budget: Option<&Budget>, cost: Cost)
     // Of the dimensions that nothing limits, the verifier goes on to know that they are not set.
     limits.set = packet::forget(limits.set, cost.bytes) & used as usize;
     limits.shadow = packet::forget(limits.shadow, cost.bytes);
+    limits.by_budget = packet::forget(limits.by_budget, cost.bytes);
     Some(limits)
 }
 

@@ -4,13 +4,12 @@ use limiter_common::{
     acl::AclEntry,
     addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     aggregate::{self, ROWS},
-    budget::Budget,
     rule::PacketRule,
 };
 
 use crate::{
     globals,
-    maps::{self, BucketState},
+    maps::{self, BucketState, BudgetState},
 };
 
 /// A source address, whole.
@@ -26,7 +25,7 @@ pub(crate) trait Family: Copy {
     fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
     fn deny<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
     fn rule<'a>(self) -> Option<&'a PacketRule>;
-    fn budget<'a>(key: &Self::Key) -> Option<&'a Budget>;
+    fn budget(key: &Self::Key) -> Option<BudgetState>;
     fn bucket(key: &Self::Key) -> Option<BucketState>;
     /// Puts a full bucket there unless there is one.
     fn create_bucket(key: &Self::Key, now_ticks: u64);
@@ -61,7 +60,7 @@ impl Family for AddressV4 {
     }
 
     #[inline(always)]
-    fn budget<'a>(key: &SrcKeyV4) -> Option<&'a Budget> {
+    fn budget(key: &SrcKeyV4) -> Option<BudgetState> {
         maps::budget_v4(key)
     }
 
@@ -109,7 +108,7 @@ impl Family for AddressV6 {
     }
 
     #[inline(always)]
-    fn budget<'a>(key: &SrcKeyV6) -> Option<&'a Budget> {
+    fn budget(key: &SrcKeyV6) -> Option<BudgetState> {
         maps::budget_v6(key)
     }
 

@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use axum::{Router, http::HeaderName, routing};
+use limiter_common::addr::SrcPrefixes;
 use tokio::{sync::Notify, time::MissedTickBehavior};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -22,6 +23,7 @@ use crate::{
     clock::{Clock, SharedClock},
     config::{self, Config, IdentityKind, StoreKind},
     dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane, Tuning},
+    events::EventWorker,
     host::HostAddresses,
     identity::KeyWatch,
     limiter::Limiter,
@@ -38,6 +40,7 @@ use crate::{
         redis::{RedisConfig, RedisStore},
         sync::{SyncConfig, SyncWorker},
     },
+    top::Top,
 };
 
 /// Permission of the socket that gateways ask: any local user may, as with a port on loopback.
@@ -56,6 +59,7 @@ pub struct Agent {
     keeper: Keeper,
     reloader: Reloader,
     push: Option<PushWorker>,
+    events: Option<EventWorker>,
     sync: Option<SyncWorker>,
 }
 
@@ -110,11 +114,16 @@ impl Agent {
             Some(_) | None => (Pusher::disabled(Arc::clone(&metrics)), None),
         };
         let prefixes = config.identity.prefixes;
+        let top = Arc::new(Top::new(prefixes));
+        let events = match &dataplane {
+            Some(dataplane) => event_worker(dataplane, prefixes, &metrics, &top)?,
+            None => None,
+        };
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
         let identity = config.identity.clone();
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
         let has_file = AtomicBool::new(watch.as_ref().is_some_and(KeyWatch::is_in_use));
-        let gate = Arc::new(Gate::new(
+        let gate = Gate::new(
             limiter,
             keys,
             KeyUse { enabled: watch.is_some(), header, has_file },
@@ -122,7 +131,8 @@ impl Agent {
             Arc::clone(&host),
             pusher,
             Arc::clone(&metrics),
-        ));
+        );
+        let gate = Arc::new(gate.observed_by(Arc::clone(&top)));
         let reloader = Reloader {
             config,
             environment,
@@ -136,9 +146,9 @@ impl Agent {
             clock: Arc::clone(&clock),
             changed,
         };
-        let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone() });
-        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host, mend_error: None };
-        Ok(Self { http, admin, admin_state, keeper, reloader, push, sync })
+        let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone(), top: Arc::clone(&top) });
+        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host, top, mend_error: None };
+        Ok(Self { http, admin, admin_state, keeper, reloader, push, events, sync })
     }
 
     /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
@@ -163,6 +173,9 @@ impl Agent {
         if let (Some(push), Some(dataplane)) = (self.push, &dataplane) {
             let clock = Arc::clone(&self.keeper.clock) as Arc<dyn Clock>;
             tasks.spawn(push.run(Arc::clone(dataplane), clock, shutdown.clone()));
+        }
+        if let Some(events) = self.events {
+            tasks.spawn(events.run(shutdown.clone()));
         }
         let asked = Asked { everything: reload, ..Asked::default() };
         tasks.spawn(self.keeper.run(Arc::clone(&status), Arc::clone(&asked.policy), shutdown.clone()));
@@ -193,6 +206,7 @@ struct Keeper {
     clock: Arc<SharedClock>,
     dataplane: Option<Arc<dyn Dataplane>>,
     host: Arc<HostAddresses>,
+    top: Arc<Top>,
     /// What was said of interfaces that could not be looked at: said once, and not each second.
     mend_error: Option<String>,
 }
@@ -214,6 +228,7 @@ impl Keeper {
 
     fn tidy(&mut self) -> Tidied {
         self.counters.sweep(self.clock.now());
+        self.top.fade();
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
             tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");
         }
@@ -256,6 +271,19 @@ fn start_dataplane(config: &Config, policy: &Policy) -> Result<Arc<dyn Dataplane
     Ok(Arc::new(dataplane))
 }
 
+/// `None` where nothing is told.
+fn event_worker(
+    dataplane: &Arc<dyn Dataplane>,
+    prefixes: SrcPrefixes,
+    metrics: &Arc<Metrics>,
+    top: &Arc<Top>,
+) -> Result<Option<EventWorker>> {
+    let Some(reader) = dataplane.events()? else { return Ok(None) };
+    let reader = reader.into_async().context("waiting for events of the XDP program")?;
+    let (dataplane, metrics, top) = (Arc::clone(dataplane), Arc::clone(metrics), Arc::clone(top));
+    Ok(Some(EventWorker { reader, dataplane, prefixes, metrics, top }))
+}
+
 /// An earlier agent, with another configuration, may have pushed what this one never would.
 fn lift_exempt(dataplane: &dyn Dataplane, policy: &PushPolicy, host: &HostAddresses) -> Result<()> {
     for budget in dataplane.budgets() {
@@ -279,6 +307,7 @@ fn dataplane_config(config: &Config) -> DataplaneConfig {
         drop_malformed: xdp.drop_malformed,
         src_prefixes: config.identity.prefixes,
         budgets: config.push.enabled,
+        diagnosis: xdp.diagnosis,
     }
 }
 

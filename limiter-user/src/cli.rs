@@ -7,6 +7,7 @@ mod doctor;
 pub mod keys;
 mod run;
 mod status;
+mod top;
 mod unpin;
 pub mod validate;
 
@@ -52,6 +53,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show interfaces, counters, store and nodes of the running agent.
     Status(StatusArgs),
+    /// Show who sends most at this time, and of whom most is dropped.
+    Top(TopArgs),
     /// Ask the running agent about a request, as a gateway would; ends with 0 whatever the answer.
     Check(CheckArgs),
     /// Drop packets from a prefix to the protected ports.
@@ -100,6 +103,21 @@ pub struct DoctorArgs {
     /// Print JSON: a list of {check, status, found, why, remedy}.
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Show it once, as without a terminal.
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON, once.
+    #[arg(long)]
+    pub json: bool,
+    /// How many of each list.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rows: u16,
 }
 
 #[derive(Debug, Args)]
@@ -191,6 +209,7 @@ impl Cli {
             Command::Run(arguments) => finish(run::run(&arguments)),
             Command::Unpin(arguments) => finish(unpin::unpin(&arguments)),
             Command::Status(arguments) => finish(ask(status::status(&arguments))),
+            Command::Top(arguments) => finish(ask(top::top(&arguments))),
             Command::Check(arguments) => finish(ask(check::check(&arguments))),
             Command::Block(arguments) => change(AclAction::Block, arguments.into()),
             Command::Allow(arguments) => change(AclAction::Allow, arguments.into()),
@@ -283,6 +302,8 @@ mod tests {
             "limiter doctor",
             "limiter doctor --config F --json",
             "limiter status --json",
+            "limiter top",
+            "limiter top --once --json --rows 5",
             "limiter check --key K --path /x",
             "limiter check --ip 192.0.2.1 --method POST --path /x --cost 5 --peek",
             "limiter block 192.0.2.0/24 --for 10m",
@@ -319,6 +340,7 @@ mod tests {
             ("limiter block 192.0.2.1 --for 0s", Exit::Usage),
             ("limiter check --path /x", Exit::Usage),
             ("limiter check --key K --cost 0", Exit::Usage),
+            ("limiter top --rows 0", Exit::Usage),
         ] {
             assert_eq!(parse(line).err(), Some(exit), "{line}");
         }

@@ -30,7 +30,10 @@ pub use self::{
     redis_url::{RedisAddress, RedisUrl},
     secret::Secret,
 };
-pub use crate::dataplane::config::{OnExit, Protect, Transport, XdpMode};
+pub use crate::dataplane::{
+    Diagnosis,
+    config::{OnExit, Protect, Transport, XdpMode},
+};
 
 /// Where `--config` points unless it is given.
 pub const DEFAULT_PATH: &str = "/etc/limiter/limiter.toml";
@@ -72,6 +75,8 @@ pub struct XdpConfig {
     pub max_sources: u32,
     /// Whether truncated or contradictory packets are dropped.
     pub drop_malformed: bool,
+    /// Lines about single packets, for diagnosis only.
+    pub diagnosis: Diagnosis,
 }
 
 #[derive(Clone, Debug)]
@@ -295,6 +300,13 @@ fn xdp(raw: &RawXdp<'_>) -> XdpConfig {
             .and_then(|sources| sources.within(1024..=1 << 24))
             .unwrap_or(DEFAULT_MAX_SOURCES),
         drop_malformed: raw.drop_malformed.as_ref().and_then(Value::boolean).unwrap_or(true),
+        diagnosis: raw
+            .diagnosis
+            .as_ref()
+            .and_then(|level| {
+                level.one_of(&Diagnosis::ALL.iter().map(|level| (level.as_str(), *level)).collect::<Vec<_>>())
+            })
+            .unwrap_or_default(),
     }
 }
 

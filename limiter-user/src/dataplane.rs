@@ -6,7 +6,9 @@ mod acl;
 mod attach;
 mod compile;
 pub mod config;
+mod diagnosis;
 mod error;
+mod events;
 pub mod fake;
 mod foreign;
 mod kernel;
@@ -23,7 +25,14 @@ mod unpin;
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use limiter_common::{acl::Origin, budget::BudgetReason, quota::Quota, stats::Counter, verdict::Verdict};
+use limiter_common::{
+    acl::Origin,
+    budget::BudgetReason,
+    event::{EventClass, EventCounts},
+    quota::Quota,
+    stats::Counter,
+    verdict::Verdict,
+};
 
 use crate::policy::Policy;
 
@@ -31,7 +40,9 @@ pub(crate) use self::error::chain;
 pub use self::{
     acl::canonical,
     config::{DataplaneConfig, LiveSettings, OnExit, Protect, Schema, Transport, Tuning, XdpMode},
+    diagnosis::Diagnosis,
     error::{DataplaneError, ErrorKind},
+    events::{AsyncEventReader, EventReader},
     kernel::{KernelDataplane, TestRun},
     loader::embedded_object,
     unpin::{Unpinned, lock_idle, unpin},
@@ -184,6 +195,18 @@ pub trait Dataplane: fmt::Debug + Send + Sync + 'static {
 
     /// Removes entries whose deadline has passed, and tells how many. The kernel ignores them already.
     fn expire(&self) -> Result<usize, DataplaneError>;
+
+    /// What the program tells. For one reader; `None` where nothing is told.
+    fn events(&self) -> Result<Option<EventReader>, DataplaneError>;
+
+    /// What became of the events of each class. The numbers never go back, also over reloads and restarts.
+    fn event_counts(&self) -> Result<Vec<(EventClass, EventCounts)>, DataplaneError>;
+
+    /// The rule whose counters are in `slot`.
+    fn rule_in(&self, slot: u32) -> Option<Arc<str>>;
+
+    /// Logs the lines about single packets that the program has written, if it writes any.
+    fn flush_diagnosis(&self);
 
     /// Without walking through maps.
     fn map_usage(&self) -> Result<Vec<MapUsage>, DataplaneError>;

@@ -11,7 +11,7 @@ mod host;
 mod interface;
 mod kernel;
 pub mod memory;
-mod redis;
+mod store;
 
 use std::path::Path;
 
@@ -147,27 +147,27 @@ const CHECKS: &[Check] = &[
     Check {
         name: "redis",
         why: "without Redis each node limits by what it has seen itself",
-        look: Look::Redis(redis::reachable),
+        look: Look::Redis(store::reachable),
     },
     Check {
         name: "redis.topology",
         why: "the servers of a cluster refuse keys of each other",
-        look: Look::Redis(redis::topology),
+        look: Look::Redis(store::topology),
     },
     Check {
         name: "redis.eviction",
         why: "a counter that Redis evicts gives its client a fresh limit",
-        look: Look::Redis(redis::eviction),
+        look: Look::Redis(store::eviction),
     },
     Check {
         name: "redis.permissions",
         why: "counters are shared by scripts, which the user of the connection has to be allowed",
-        look: Look::Redis(redis::permissions),
+        look: Look::Redis(store::permissions),
     },
     Check {
         name: "redis.clock",
         why: "windows follow Redis' clock, so clients see X-RateLimit-Reset by it, and logs by this host's",
-        look: Look::Redis(redis::clock),
+        look: Look::Redis(store::clock),
     },
 ];
 

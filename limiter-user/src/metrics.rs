@@ -18,7 +18,12 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use limiter_common::{schema::SCHEMA_VERSION, stats, verdict::Verdict};
+use limiter_common::{
+    event::{EventClass, EventCounts, EventKind},
+    schema::SCHEMA_VERSION,
+    stats,
+    verdict::Verdict,
+};
 
 use crate::{
     dataplane::MapUsage,
@@ -48,6 +53,17 @@ struct PushLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReloadLabels {
     result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EventLabels {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LossLabels {
+    class: &'static str,
+    cause: &'static str,
 }
 
 /// How an attempt to put a changed policy in force ended.
@@ -80,6 +96,7 @@ pub struct Metrics {
     pushes: Family<PushLabels, Counter>,
     policy_reloads: Family<ReloadLabels, Counter>,
     bad_requests: Counter,
+    events: [Counter; EventKind::ALL.len()],
     without_rule: [Counter; Kind::ALL.len()],
 }
 
@@ -145,12 +162,17 @@ impl Metrics {
         }
         let bad_requests = Counter::default();
         registry.register("bad_requests", "Requests to the API that could not be understood", bad_requests.clone());
+        let events = Family::<EventLabels, Counter>::default();
+        registry.register("events", "Events of the XDP program that were read", events.clone());
+        let events =
+            EventKind::ALL.iter().map(|kind| events.get_or_create(&EventLabels { kind: kind.as_str() }).clone());
+        let events = events.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!("one a kind"));
         let without_rule = Kind::ALL.iter().map(|kind| {
             let labels = CheckLabels { rule: NO_RULE.into(), decision: kind.as_str(), source: MEMORY };
             checks.get_or_create(&labels).clone()
         });
         let without_rule = without_rule.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!("one a kind"));
-        Self { registry, checks, check_duration, pushes, policy_reloads, bad_requests, without_rule }
+        Self { registry, checks, check_duration, pushes, policy_reloads, bad_requests, events, without_rule }
     }
 
     /// The counters of a rule. They go on where they were when a policy is loaded again.
@@ -176,6 +198,10 @@ impl Metrics {
 
     pub fn policy_reloaded(&self, result: ReloadResult) {
         self.policy_reloads.get_or_create(&ReloadLabels { result: result.as_str() }).inc();
+    }
+
+    pub fn event(&self, kind: EventKind) {
+        self.events[kind as usize].inc();
     }
 
     pub fn bad_request(&self) {
@@ -214,6 +240,8 @@ pub struct Snapshot {
     pub maps: Vec<MapUsage>,
     /// Of the configuration, and whether packets are limited there.
     pub interfaces: Vec<(Arc<str>, bool)>,
+    /// What became of the events of the XDP program.
+    pub events: Vec<(EventClass, EventCounts)>,
     pub memory: MemoryStats,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<(SyncStats, CallStats)>,
@@ -264,6 +292,7 @@ impl<S: Source> Collector for Scraped<S> {
             let labels = [("interface", &**interface)];
             ConstGauge::new(i64::from(*is_attached)).encode(family.encode_family(&labels)?)?;
         }
+        encode_losses(&mut encoder, &snapshot.events)?;
         encode_memory(&mut encoder, &snapshot.memory)?;
         if let Some((sync, calls)) = &snapshot.shared {
             encode_shared(&mut encoder, sync, calls)?;
@@ -273,6 +302,18 @@ impl<S: Source> Collector for Scraped<S> {
         let schema = SCHEMA_VERSION.to_string();
         Info::new([("version", env!("CARGO_PKG_VERSION")), ("schema", &schema)]).encode(info)
     }
+}
+
+fn encode_losses(encoder: &mut DescriptorEncoder<'_>, events: &[(EventClass, EventCounts)]) -> fmt::Result {
+    let help = "Events of the XDP program that nobody will read: since a CPU sent too many, or since the ring was full";
+    let mut family = encoder.encode_descriptor("events_lost", help, None, MetricType::Counter)?;
+    for (class, counts) in events {
+        for (cause, count) in [("rate_limited", counts.suppressed), ("ring_full", counts.ring_full)] {
+            let labels = LossLabels { class: class.as_str(), cause };
+            ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
 }
 
 fn encode_memory(encoder: &mut DescriptorEncoder<'_>, memory: &MemoryStats) -> fmt::Result {

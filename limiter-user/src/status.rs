@@ -73,6 +73,7 @@ pub struct XdpStatus {
     pub more_allow: u64,
     #[serde(default)]
     pub more_deny: u64,
+    pub events: Vec<EventStatus>,
     /// What could not be read.
     pub errors: Vec<String>,
 }
@@ -101,6 +102,17 @@ pub struct PacketCounter {
     pub reason: String,
     pub packets: u64,
     pub bytes: u64,
+}
+
+/// What became of the events of a class.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct EventStatus {
+    pub class: String,
+    pub sent: u64,
+    /// Lost, since a CPU sent too many.
+    pub rate_limited: u64,
+    /// Lost, since the ring was full.
+    pub ring_full: u64,
 }
 
 /// A prefix with what holds for it.
@@ -275,6 +287,10 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
         keep(error);
         Vec::new()
     });
+    let events = dataplane.event_counts().unwrap_or_else(|error| {
+        keep(error);
+        Vec::new()
+    });
     let (allow, deny): (Vec<_>, Vec<_>) = dataplane.acl().into_iter().partition(|entry| entry.list == List::Allow);
     let ((allow, more_allow), (deny, more_deny)) = (entries(allow), entries(deny));
     let budget = |budget: BudgetListing| Entry {
@@ -312,6 +328,15 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
         deny,
         more_allow,
         more_deny,
+        events: events
+            .into_iter()
+            .map(|(class, counts)| EventStatus {
+                class: class.as_str().to_owned(),
+                sent: counts.sent,
+                rate_limited: counts.suppressed,
+                ring_full: counts.ring_full,
+            })
+            .collect(),
         errors,
     }
 }
@@ -342,7 +367,7 @@ fn millis(remaining: Duration) -> u64 {
 
 impl Source for Arc<StatusSource> {
     fn snapshot(&self) -> Snapshot {
-        let (mut packets, mut maps, mut interfaces) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut packets, mut maps, mut interfaces, mut events) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         if let Some(dataplane) = &self.dataplane {
             let counters = dataplane.counters().unwrap_or_else(|error| {
                 tracing::warn!(target: "limiter::dataplane", %error, "reading the packet counters failed");
@@ -361,11 +386,16 @@ impl Source for Arc<StatusSource> {
                 tracing::warn!(target: "limiter::dataplane", %error, "reading the sizes of maps failed");
                 Vec::new()
             });
+            events = dataplane.event_counts().unwrap_or_else(|error| {
+                tracing::warn!(target: "limiter::dataplane", %error, "reading the counts of events failed");
+                Vec::new()
+            });
         }
         Snapshot {
             packets,
             maps,
             interfaces,
+            events,
             memory: self.counters.stats(),
             shared: self.shared.as_ref().map(|(sync, redis)| (sync.get(), redis.calls())),
         }

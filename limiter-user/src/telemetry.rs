@@ -1,7 +1,8 @@
 //! Logs go to standard error, as text, or as JSON with `LIMITER_LOG_FORMAT=json`.
 //!
 //! `LIMITER_LOG` chooses levels, as `tracing_subscriber`'s `EnvFilter` reads them: `info` unless it is set. ERROR: the
-//! agent cannot do its work. WARN: an operator should look. INFO: transitions. Addresses of clients appear at DEBUG.
+//! agent cannot do its work. WARN: an operator should look. INFO: transitions. Addresses of clients appear at DEBUG,
+//! but for the sources that events of the XDP program name.
 
 use std::io;
 

@@ -11,7 +11,9 @@ use limiter_common::{
     verdict::Verdict,
 };
 use limiter_user::{
-    dataplane::{Dataplane as _, DataplaneConfig, KernelDataplane, OnExit, Protect, Transport, Tuning, XdpMode},
+    dataplane::{
+        Dataplane as _, DataplaneConfig, Diagnosis, KernelDataplane, OnExit, Protect, Transport, Tuning, XdpMode,
+    },
     policy::{PacketRuleSpec, Policy},
 };
 
@@ -66,6 +68,7 @@ impl World {
             drop_malformed: true,
             src_prefixes: SrcPrefixes::default(),
             budgets: true,
+            diagnosis: Diagnosis::Off,
         };
         Self { config, policy: Policy::default(), tuning: Tuning::default() }
     }

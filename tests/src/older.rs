@@ -1,14 +1,16 @@
-//! An older schema, for tests of an upgrade: buckets have one field less. A program whose policy limits neither bytes nor
-//! connections never touches the last field, and the verifier removes what would, so the object under test runs on it.
+//! An older schema, for tests of an upgrade: buckets have one field less. A program that tells
+//! nothing never touches the last field, and the verifier removes what would, so the object under test runs on it.
 
-use limiter_common::schema::{MAPS, MapKind, MapSpec};
+use limiter_common::schema::{MAPS, MapSpec};
 use limiter_user::dataplane::Schema;
 
 use crate::object::xdp_object;
 
 /// Maps of buckets.
-const BUCKETS: [&str; 3] = ["BUCKETS_V4", "BUCKETS_V6", "AGGREGATES"];
+const BUCKETS: [&str; 2] = ["BUCKETS_V4", "BUCKETS_V6"];
 const FIELD: u32 = 8;
+/// The kernel's number of that kind of map.
+const LRU_HASH: u32 = 9;
 
 /// The schema of buckets without their last field, under a number.
 pub fn schema(version: u32) -> Schema {
@@ -34,7 +36,7 @@ pub fn object() -> Vec<u8> {
     for spec in MAPS.iter().filter(|spec| BUCKETS.contains(&spec.name)) {
         // Type, key size, value size and capacity, as the object describes a map.
         let definition = |spec: &MapSpec| {
-            let numbers = [kind(spec), spec.key_size, spec.value_size, spec.capacity];
+            let numbers = [LRU_HASH, spec.key_size, spec.value_size, spec.capacity];
             numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>()
         };
         let (now, older) = (definition(spec), definition(&without_last_field(*spec)));
@@ -43,10 +45,4 @@ pub fn object() -> Vec<u8> {
         object[places[0]..][..older.len()].copy_from_slice(&older);
     }
     object
-}
-
-fn kind(spec: &MapSpec) -> u32 {
-    const ARRAY: u32 = 2;
-    const LRU_HASH: u32 = 9;
-    if spec.kind == MapKind::Array { ARRAY } else { LRU_HASH }
 }

@@ -346,7 +346,8 @@ fn a_flood_harms_nobody_else(mode: &str, family: &Family) {
     assert!(after.agent_kib < before.agent_kib + 8192, "{before:?} {after:?}");
     let entries = buckets(&net, family);
     let most = quota(CREATION_BURST, CREATION_RATE, running.elapsed());
-    assert!(entries >= CREATION_BURST && entries as f64 <= most, "{entries} buckets, at most {most}");
+    // A quarter is kept for neighbourhoods that have made none lately.
+    assert!(entries >= CREATION_BURST * 3 / 4 && entries as f64 <= most, "{entries} buckets, at most {most}");
     let told = agent.metric(&format!("limiter_map_entries{{map=\"{}\"}}", family.buckets));
     assert_eq!(told, entries as f64, "what the agent tells");
 

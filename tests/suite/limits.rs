@@ -166,7 +166,7 @@ impl Buckets {
 
     /// Gives the source a bucket in this state, as if its earlier packets had left it.
     fn set(&mut self, source: [u8; 4], tat: u64) {
-        let bucket = Bucket { packets_tat: tat, bytes_tat: tat, connections_tat: tat };
+        let bucket = Bucket { packets_tat: tat, bytes_tat: tat, connections_tat: tat, reported: 0 };
         self.0.insert(SrcKeyV4::new(source, SrcMaskV4::new(32)), bucket, 0).expect("write a bucket");
     }
 }

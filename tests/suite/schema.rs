@@ -67,7 +67,11 @@ fn start_here(world: &World, layout: Layout, version: u32) -> Result<KernelDatap
         Layout::Present => xdp_object().to_vec(),
     };
     tuning.schema = match layout {
-        Layout::Older => older::schema(version),
+        Layout::Older => {
+            // What would be told once is kept in the last field.
+            tuning.events = None;
+            older::schema(version)
+        }
         Layout::Present => Schema { version, maps: MAPS },
     };
     KernelDataplane::start(object, config, &policy, tuning)

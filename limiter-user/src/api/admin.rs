@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{Query, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::task::spawn_blocking;
 
-use crate::{dataplane::Dataplane, metrics::Metrics, status::StatusSource};
+use crate::{dataplane::Dataplane, metrics::Metrics, status::StatusSource, top::Top};
 
 /// What the admin API acts on.
 #[derive(Debug)]
@@ -23,6 +23,20 @@ pub struct Admin {
     pub status: Arc<StatusSource>,
     /// `None` when the agent runs without XDP.
     pub dataplane: Option<Arc<dyn Dataplane>>,
+    pub top: Arc<Top>,
+}
+
+/// What `/v1/top` is asked.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TopQuery {
+    /// Of each list; all that are kept, if there are fewer.
+    #[serde(default = "default_rows")]
+    rows: usize,
+}
+
+fn default_rows() -> usize {
+    10
 }
 
 /// A change of the allow or deny list.
@@ -62,7 +76,8 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .route("/v1/status", get(status));
+        .route("/v1/status", get(status))
+        .route("/v1/top", get(top));
     let router = AclAction::ALL.iter().fold(router, |router, &action| {
         router.route(action.path(), post(move |state, change| change_acl(action, state, change)))
     });
@@ -86,6 +101,13 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
 
 async fn status(State(admin): State<Arc<Admin>>) -> Response {
     Json(admin.status.read()).into_response()
+}
+
+async fn top(State(admin): State<Arc<Admin>>, Query(query): Query<TopQuery>) -> Response {
+    match admin.top.read(admin.dataplane.as_deref(), query.rows) {
+        Ok(report) => Json(report).into_response(),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
 }
 
 async fn change_acl(action: AclAction, State(admin): State<Arc<Admin>>, Json(change): Json<AclChange>) -> Response {

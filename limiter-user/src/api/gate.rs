@@ -26,6 +26,7 @@ use crate::{
     policy::{Policy, Scratch},
     push::Pusher,
     store::Charge,
+    top::Top,
 };
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
@@ -43,6 +44,8 @@ pub struct Gate {
     host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
+    /// Who wants to know who asks most.
+    top: Option<Arc<Top>>,
 }
 
 /// Where API keys are looked for.
@@ -70,7 +73,14 @@ impl Gate {
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { limiter, keys: ArcSwap::from_pointee(keys), key_use, trusted_proxies, host, pusher, metrics }
+        Self { limiter, keys: ArcSwap::from_pointee(keys), key_use, trusted_proxies, host, pusher, metrics, top: None }
+    }
+
+    /// Shows `top` every request.
+    #[must_use]
+    pub fn observed_by(mut self, top: Arc<Top>) -> Self {
+        self.top = Some(top);
+        self
     }
 
     pub fn metrics(&self) -> &Metrics {
@@ -97,6 +107,9 @@ impl Gate {
         let stopwatch = Stopwatch::start();
         let decision = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
         self.metrics.observe_check(stopwatch.elapsed().as_secs_f64());
+        if let Some(top) = &self.top {
+            top.saw_request(&request.subject.caller, decision.kind);
+        }
         if decision.answer.is_none() {
             self.metrics.decided_without_rule(decision.kind);
         }

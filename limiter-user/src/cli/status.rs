@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use axum::http::Method;
 
 use super::{StatusArgs, client, print};
-use crate::status::{Entry, Status, XdpStatus};
+use crate::status::{Entry, EventStatus, Status, XdpStatus};
 
 pub(super) async fn status(arguments: &StatusArgs) -> Result<()> {
     let config = arguments.config.load()?;
@@ -81,6 +81,13 @@ fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {
     }
     describe_list("allow", &xdp.allow, xdp.more_allow, out)?;
     describe_list("deny", &xdp.deny, xdp.more_deny, out)?;
+    for events in &xdp.events {
+        let EventStatus { class, sent, rate_limited, ring_full } = events;
+        writeln!(
+            out,
+            "events of {class}: {sent} sent, lost: {rate_limited} to the rate limit, {ring_full} to a full ring"
+        )?;
+    }
     for error in &xdp.errors {
         writeln!(out, "xdp: {error}")?;
     }

@@ -17,7 +17,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
     let Config { path: _, node: _, xdp: _, api: _, store: _, identity: _, policy: _, push: _ } = running;
     compare!("node", NodeConfig in node { restart id, region; live });
     compare!("xdp", XdpConfig in xdp {
-        restart mode, pin_dir, max_sources; live interfaces, protect, on_exit, drop_malformed
+        restart mode, pin_dir, max_sources, diagnosis; live interfaces, protect, on_exit, drop_malformed
     });
     compare!("api", ApiConfig in api { restart http, admin; live });
     compare!("store", StoreConfig in store { restart max_counters, kind; live });

@@ -11,7 +11,7 @@ pub(super) const TABLES: &[&str] = &["node", "xdp", "api", "store", "identity", 
 
 raw_table!(RawNode in place { id, region });
 
-raw_table!(RawXdp { interfaces, mode, protect, on_exit, pin_dir, max_sources, drop_malformed });
+raw_table!(RawXdp { interfaces, mode, protect, on_exit, pin_dir, max_sources, drop_malformed, diagnosis });
 
 raw_table!(RawApi in place { http, admin; later grpc, spop, admin_token_file });
 

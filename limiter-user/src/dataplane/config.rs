@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use limiter_common::{
     addr::SrcPrefixes,
-    quota::Quota,
+    quota::{Quota, Rate},
     schema::{MAPS, MapSpec, SCHEMA_VERSION},
 };
 
-use super::AttachedMode;
+use super::{AttachedMode, diagnosis::Diagnosis};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataplaneConfig {
@@ -26,6 +26,8 @@ pub struct DataplaneConfig {
     pub src_prefixes: SrcPrefixes,
     /// Whether budgets may be pushed; otherwise packets are spared the lookup.
     pub budgets: bool,
+    /// What the program writes about single packets.
+    pub diagnosis: Diagnosis,
 }
 
 /// What of [`DataplaneConfig`] can change while a program is in force.
@@ -93,6 +95,10 @@ pub struct Tuning {
     pub swap_attempts: u32,
     /// How many new sources get a bucket of their own. `None`: a hundredth of `max_sources` a second.
     pub new_sources: Option<Quota>,
+    /// One packet in so many is a sample; 0: none.
+    pub sample_one_in: u32,
+    /// How many events of a class one CPU sends. `None`: the program tells nothing, and pays nothing for it.
+    pub events: Option<Quota>,
     /// The one that the object was built with.
     pub schema: Schema,
 }
@@ -113,6 +119,7 @@ impl Default for Schema {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { swap_attempts: 8, new_sources: None, schema: Schema::default() }
+        let events = Quota { rate: Rate { count: 1000, per_ns: 1_000_000_000 }, burst: 500 };
+        Self { swap_attempts: 8, new_sources: None, sample_one_in: 128, events: Some(events), schema: Schema::default() }
     }
 }

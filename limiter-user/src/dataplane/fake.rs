@@ -3,12 +3,19 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use limiter_common::{addr::SrcPrefixes, budget::BudgetReason, quota::Quota, schema::MAX_BUDGETS, time::KtimeNs};
+use limiter_common::{
+    addr::SrcPrefixes,
+    budget::BudgetReason,
+    event::{EventClass, EventCounts},
+    quota::Quota,
+    schema::MAX_BUDGETS,
+    time::KtimeNs,
+};
 use parking_lot::Mutex;
 
 use super::{
-    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneError, List, LiveSettings,
-    MapUsage, MissingInterface, RuleCounter,
+    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneError, EventReader, List,
+    LiveSettings, MapUsage, MissingInterface, RuleCounter,
     acl::{self, Acl, canonical},
 };
 use crate::{clock::ktime, policy::Policy};
@@ -196,6 +203,20 @@ impl Dataplane for FakeDataplane {
         state.budgets.retain(|_, budget| budget.deadline > now);
         Ok(prefixes.len() + before - state.budgets.len())
     }
+
+    fn events(&self) -> Result<Option<EventReader>, DataplaneError> {
+        Ok(None)
+    }
+
+    fn event_counts(&self) -> Result<Vec<(EventClass, EventCounts)>, DataplaneError> {
+        Ok(Vec::new())
+    }
+
+    fn rule_in(&self, _: u32) -> Option<Arc<str>> {
+        None
+    }
+
+    fn flush_diagnosis(&self) {}
 
     fn map_usage(&self) -> Result<Vec<MapUsage>, DataplaneError> {
         let mut state = self.state.lock();

@@ -5,7 +5,8 @@ use std::{borrow::Cow, collections::HashMap, fs::File, net::IpAddr, sync::Arc, t
 use ipnet::IpNet;
 use limiter_common::{
     acl::{AclEntry, Origin},
-    budget::{Budget, BudgetReason},
+    budget::{Budget, BudgetEntry, BudgetReason},
+    event::{EventClass, EventCounts},
     quota::Quota,
     schema::{MAX_ACL_PREFIXES, MAX_BUDGETS},
     stats::NO_RULE,
@@ -15,8 +16,8 @@ use limiter_common::{
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::{
-    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneConfig, DataplaneError, List,
-    LiveSettings, MapUsage, MissingInterface, OnExit, RuleCounter, Tuning,
+    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneConfig, DataplaneError,
+    EventReader, List, LiveSettings, MapUsage, MissingInterface, OnExit, RuleCounter, Tuning,
     acl::{self, Acl, canonical},
     attach,
     compile::{self, CompiledRules},
@@ -104,6 +105,11 @@ impl KernelDataplane {
     /// Instructions that the verifier walked through.
     pub fn verified_instructions(&self) -> Option<u32> {
         self.state.read().attached.verified_instructions
+    }
+
+    /// Size of the program, without what the verifier has removed.
+    pub fn program_bytes(&self) -> Option<u32> {
+        self.state.read().attached.program_bytes
     }
 
     fn put(&self, list: List, prefix: IpNet, lasts: Option<Duration>) -> Result<(), DataplaneError> {
@@ -247,8 +253,15 @@ impl KernelDataplane {
                 taken.map_or(NO_RULE, |taken| taken.slot)
             }
         };
-        let budget = budget(acl::deadline(ktime(), lasts), slot);
-        attached.maps.insert_budget(source, budget)?;
+        let now = ktime();
+        let budget = budget(acl::deadline(now, lasts), slot);
+        // One that goes on is no news for being pushed again.
+        let goes_on = |held: &&Budget| !held.expired(now) && held.is_block() == budget.is_block();
+        let reported = match budgets.get(&source).filter(goes_on) {
+            Some(_) => attached.maps.budget_reported(source)?,
+            None => 0,
+        };
+        attached.maps.insert_budget(source, BudgetEntry { budget, reported })?;
         budgets.insert(source, budget);
         Ok(())
     }
@@ -398,6 +411,27 @@ impl Dataplane for KernelDataplane {
             }
         }
         Ok(removed)
+    }
+
+    fn events(&self) -> Result<Option<EventReader>, DataplaneError> {
+        EventReader::open(&self.state.read().attached.pins).map(Some)
+    }
+
+    fn event_counts(&self) -> Result<Vec<(EventClass, EventCounts)>, DataplaneError> {
+        let state = self.state.read();
+        EventClass::ALL.iter().map(|class| Ok((*class, state.attached.maps.event_counts(*class)?))).collect()
+    }
+
+    fn rule_in(&self, slot: u32) -> Option<Arc<str>> {
+        self.state.read().attached.slots.rule(slot).cloned()
+    }
+
+    fn flush_diagnosis(&self) {
+        let state = self.state.read();
+        let Attached { lines, slots, .. } = &state.attached;
+        if let Some(lines) = lines {
+            lines.flush(slots);
+        }
     }
 
     fn map_usage(&self) -> Result<Vec<MapUsage>, DataplaneError> {

@@ -16,6 +16,7 @@ use aya::{
 use limiter_common::{
     addr::{SrcMaskV4, SrcMaskV6},
     budget::Budget,
+    event,
     gcra::GcraParams,
     quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
@@ -29,6 +30,7 @@ use super::{
     acl::{Acl, Prefix},
     attach::{self, Interface, InterfaceState, Undo},
     compile::CompiledRules,
+    diagnosis::{self, Lines},
     error::{errno, is_permission, map_error},
     maps::{self, Maps},
     migrate::{self, Migration},
@@ -100,6 +102,10 @@ pub(super) struct Attached {
     pub(super) slots: Slots,
     pub(super) interfaces: Vec<Interface>,
     pub(super) verified_instructions: Option<u32>,
+    /// Size of the program without what the verifier has removed.
+    pub(super) program_bytes: Option<u32>,
+    /// What the program writes about single packets, if anything.
+    pub(super) lines: Option<Lines>,
     /// Families that the program looks up in each list, as bits.
     families: [u8; 2],
     pub(super) max_sources: [u32; 2],
@@ -141,7 +147,8 @@ pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -
     loader
         .map_max_entries("BUCKETS_V4", plan.config.max_sources)
         .map_max_entries("BUCKETS_V6", plan.config.max_sources)
-        .map_max_entries("RULES", rules);
+        .map_max_entries("RULES", rules)
+        .map_max_entries(diagnosis::MAP, plan.config.diagnosis.log_bytes());
     for stand_in in specs.iter().filter(|map| map.lifetime == Lifetime::WhenUsed && !is_shared(map, &slots)) {
         loader.map_max_entries(stand_in.name, 1);
     }
@@ -186,7 +193,8 @@ impl<'a> Loaded<'a> {
             | Map::HashMap(data)
             | Map::LruHashMap(data)
             | Map::LpmTrie(data)
-            | Map::PerCpuArray(data)) = map
+            | Map::PerCpuArray(data)
+            | Map::RingBuf(data)) = map
             else {
                 return Err(DataplaneError::Object { what: spec.name });
             };
@@ -319,7 +327,7 @@ where
 impl Configured<'_> {
     /// What an earlier agent has pushed.
     pub(super) fn budgets(&self) -> Result<HashMap<IpAddr, Budget>, DataplaneError> {
-        Ok(self.maps.read_budgets()?.into_iter().collect())
+        Ok(self.maps.read_budgets()?.into_iter().map(|(source, entry)| (source, entry.budget)).collect())
     }
 
     /// Puts the program in force for the first time in this process.
@@ -349,6 +357,8 @@ impl Configured<'_> {
         let config = plan.config;
         let xdp = program(&mut ebpf)?;
         let info = xdp.info().map_err(|error| DataplaneError::Load { source: Box::new(error) })?;
+        let lines = Lines::open(&mut ebpf, config.diagnosis)?;
+        let xdp = program(&mut ebpf)?;
         let (interfaces, mut undo) = put_in_force(xdp, &pins)?;
         if let Err(error) = undo.move_links().and_then(|()| pins.promote_next()) {
             undo.undo();
@@ -372,6 +382,8 @@ impl Configured<'_> {
             slots,
             interfaces,
             verified_instructions: info.verified_instruction_count(),
+            program_bytes: info.size_translated(),
+            lines,
             families,
             max_sources,
         })
@@ -460,6 +472,11 @@ struct Globals {
     creation_common: GcraParams,
     aggregate_seed: u64,
     swap_attempts: u32,
+    has_events: u8,
+    sampled_below: u64,
+    sample_one_in: u32,
+    event_quota: GcraParams,
+    log_level: u8,
 }
 
 impl Globals {
@@ -492,6 +509,13 @@ impl Globals {
             creation_common,
             aggregate_seed,
             swap_attempts: tuning.swap_attempts,
+            has_events: tuning.events.is_some().into(),
+            sampled_below: event::sampled_below(tuning.sample_one_in),
+            sample_one_in: tuning.sample_one_in,
+            event_quota: (tuning.events.map(|events| events.params()).transpose())
+                .map_err(|source| DataplaneError::Quota { rule: "for events".to_owned(), source })?
+                .unwrap_or_default(),
+            log_level: config.diagnosis.level(),
         })
     }
 
@@ -513,7 +537,12 @@ impl Globals {
             .override_global("CREATION_QUOTA", &self.creation_quota, true)
             .override_global("CREATION_COMMON", &self.creation_common, true)
             .override_global("AGGREGATE_SEED", &self.aggregate_seed, true)
-            .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true);
+            .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true)
+            .override_global("HAS_EVENTS", &self.has_events, true)
+            .override_global("SAMPLED_BELOW", &self.sampled_below, true)
+            .override_global("SAMPLE_ONE_IN", &self.sample_one_in, true)
+            .override_global("EVENT_QUOTA", &self.event_quota, true)
+            .override_global(diagnosis::LEVEL, &self.log_level, true);
     }
 }
 

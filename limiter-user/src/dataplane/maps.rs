@@ -10,7 +10,8 @@ use ipnet::IpNet;
 use limiter_common::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
-    budget::Budget,
+    budget::BudgetEntry,
+    event::{EventClass, EventCounts, EventMeter},
     schema::{Lifetime, MapKind, MapSpec, creation},
     stats::{Counters, PER_CPU_SLOTS, RuleName},
 };
@@ -30,12 +31,13 @@ pub(super) struct Maps {
     allow_v6: LpmTrie<MapData, [u8; 16], AclEntry>,
     deny_v4: LpmTrie<MapData, [u8; 4], AclEntry>,
     deny_v6: LpmTrie<MapData, [u8; 16], AclEntry>,
-    budgets_v4: HashMap<MapData, SrcKeyV4, Budget>,
-    budgets_v6: HashMap<MapData, SrcKeyV6, Budget>,
+    budgets_v4: HashMap<MapData, SrcKeyV4, BudgetEntry>,
+    budgets_v6: HashMap<MapData, SrcKeyV6, BudgetEntry>,
     creation: Array<MapData, u64>,
     stats: PerCpuArray<MapData, Counters>,
     more_stats: Array<MapData, Counters>,
     rule_names: Array<MapData, RuleName>,
+    event_meters: PerCpuArray<MapData, EventMeter>,
 }
 
 impl fmt::Debug for Maps {
@@ -62,6 +64,7 @@ impl Maps {
             stats: take(ebpf, "STATS")?,
             more_stats: take(ebpf, "MORE_STATS")?,
             rule_names: take(ebpf, "RULE_NAMES")?,
+            event_meters: take(ebpf, "EVENT_METERS")?,
         })
     }
 
@@ -93,7 +96,7 @@ impl Maps {
     }
 
     /// `source` is cut to the configured prefix.
-    pub(super) fn insert_budget(&mut self, source: IpAddr, budget: Budget) -> Result<(), DataplaneError> {
+    pub(super) fn insert_budget(&mut self, source: IpAddr, budget: BudgetEntry) -> Result<(), DataplaneError> {
         match source {
             IpAddr::V4(v4) => {
                 let key = SrcKeyV4::new(v4.octets(), SrcMaskV4::new(32));
@@ -103,6 +106,19 @@ impl Maps {
                 let key = SrcKeyV6::new(v6.octets(), SrcMaskV6::new(128));
                 self.budgets_v6.insert(key, budget, 0).map_err(map_error("write", "BUDGETS_V6"))
             }
+        }
+    }
+
+    /// Until when it is known that the budget of this source drops packets; 0 when there is none.
+    pub(super) fn budget_reported(&self, source: IpAddr) -> Result<u64, DataplaneError> {
+        let (map, entry) = match source {
+            IpAddr::V4(v4) => ("BUDGETS_V4", self.budgets_v4.get(&SrcKeyV4::new(v4.octets(), SrcMaskV4::new(32)), 0)),
+            IpAddr::V6(v6) => ("BUDGETS_V6", self.budgets_v6.get(&SrcKeyV6::new(v6.octets(), SrcMaskV6::new(128)), 0)),
+        };
+        match entry {
+            Ok(entry) => Ok(entry.reported),
+            Err(MapError::KeyNotFound) => Ok(0),
+            Err(error) => Err(map_error("read", map)(error)),
         }
     }
 
@@ -121,7 +137,7 @@ impl Maps {
     }
 
     /// Walks through the maps: for a start, which takes over what an earlier agent has pushed.
-    pub(super) fn read_budgets(&self) -> Result<Vec<(IpAddr, Budget)>, DataplaneError> {
+    pub(super) fn read_budgets(&self) -> Result<Vec<(IpAddr, BudgetEntry)>, DataplaneError> {
         let mut budgets = Vec::new();
         for entry in self.budgets_v4.iter() {
             let (key, budget) = entry.map_err(map_error("read", "BUDGETS_V4"))?;
@@ -135,6 +151,12 @@ impl Maps {
     }
 
     /// The sum over all CPUs.
+    /// What became of the events of a class: the sum over all CPUs.
+    pub(super) fn event_counts(&self, class: EventClass) -> Result<EventCounts, DataplaneError> {
+        let meters = self.event_meters.get(&(class as u32), 0).map_err(map_error("read", "EVENT_METERS"))?;
+        Ok(meters.iter().fold(EventCounts::default(), |sum, meter| sum.plus(meter.counts)))
+    }
+
     pub(super) fn counters(&self, slot: u32) -> Result<Counters, DataplaneError> {
         if let Some(index) = slot.checked_sub(PER_CPU_SLOTS) {
             // A program that does not use these has none.
@@ -309,6 +331,7 @@ const fn kernel_type(kind: MapKind) -> MapType {
         MapKind::LpmTrie => MapType::LpmTrie,
         MapKind::LruHash => MapType::LruHash,
         MapKind::PerCpuArray => MapType::PerCpuArray,
+        MapKind::RingBuf => MapType::RingBuf,
     }
 }
 

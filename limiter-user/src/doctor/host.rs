@@ -74,7 +74,7 @@ impl Host {
 
     /// What Redis answers: asked once. `None` when there is no Redis to ask.
     pub(super) fn redis(&self) -> Option<&Result<Examination, String>> {
-        self.redis.get_or_init(|| self.redis_config().map(super::redis::examine)).as_ref()
+        self.redis.get_or_init(|| self.redis_config().map(super::store::examine)).as_ref()
     }
 
     pub(super) fn can_mount(&self) -> bool {

@@ -65,6 +65,7 @@ fn bytes(map: &MapSpec, max_sources: Option<u32>, policy: Option<&Policy>, cpus:
     let capacity = u64::from(entries);
     match map.kind {
         MapKind::Array => capacity * aligned(map.value_size),
+        MapKind::RingBuf => capacity,
         MapKind::PerCpuArray => capacity * (8 + aligned(map.value_size) * u64::from(cpus)),
         MapKind::Hash | MapKind::LruHash => {
             capacity * (HASH_ENTRY + aligned(map.key_size) + aligned(map.value_size))

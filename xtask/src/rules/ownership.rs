@@ -25,6 +25,7 @@ const WORDS: &[Word] = &[
             "limiter-common/src/pod.rs",
             "limiter-ebpf/src/bench.rs",
             "limiter-ebpf/src/clock.rs",
+            "limiter-ebpf/src/events.rs",
             "limiter-ebpf/src/globals.rs",
             "limiter-ebpf/src/main.rs",
             "limiter-ebpf/src/maps.rs",

@@ -1,0 +1,55 @@
+//! Log lines about single packets, for whoever looks for a fault on a host of little traffic. The level is a read-only
+//! global (`AYA_LOG_LEVEL`), 0 unless the configuration asks, and the verifier then removes all of this.
+
+use aya_ebpf::{bindings::xdp_md, programs::XdpContext};
+use aya_log_ebpf::{
+    log,
+    macro_support::{Level, level_enabled},
+};
+use limiter_common::{
+    packet::{Source, source_of},
+    verdict::Verdict,
+};
+
+use crate::{packet::Frame, stats::Ruling};
+
+/// News at info, drops at debug, everything at trace.
+#[inline(always)]
+pub(crate) fn log(ctx: &XdpContext, ruling: Ruling, index: u32) {
+    if !level_enabled(Level::Info) {
+        return;
+    }
+    let level = match ruling.verdict {
+        _ if !ruling.news.is_none() => Level::Info,
+        Verdict::Drop(_) | Verdict::ShadowDrop(_) => Level::Debug,
+        Verdict::Pass(_) => Level::Trace,
+    };
+    if level_enabled(level) {
+        line(ctx.ctx, level as u32, index);
+    }
+}
+
+/// Numbers only: the agent puts the names in their place.
+#[inline(never)]
+fn line(ctx: *mut xdp_md, level: u32, index: u32) {
+    const INFO: u32 = Level::Info as u32;
+    const DEBUG: u32 = Level::Debug as u32;
+    let level = match level {
+        INFO => Level::Info,
+        DEBUG => Level::Debug,
+        _ => Level::Trace,
+    };
+    let frame = Frame::new(&XdpContext::new(ctx));
+    let bytes = frame.len();
+    match source_of(&frame) {
+        Some(Source::V4(address)) => {
+            log!((), target: "limiter::ebpf", level, "counter {} bytes {} src {:i}", index, bytes, address.octets());
+        }
+        Some(Source::V6(address)) => {
+            log!((), target: "limiter::ebpf", level, "counter {} bytes {} src {:i}", index, bytes, address.octets());
+        }
+        None => {
+            log!((), target: "limiter::ebpf", level, "counter {} bytes {}", index, bytes);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What the program tells the agent: `limiter_common::event`. All of it hangs on the verdict, so that a packet that is
+//! neither news nor a sample pays for two comparisons.
+
+use aya_ebpf::{bindings::xdp_md, programs::XdpContext};
+use limiter_common::{
+    event::{self, Event, EventKind, News, mark},
+    packet::{Source, source_of},
+    time::KtimeNs,
+};
+
+use crate::{
+    budget, clock, globals,
+    maps::{self, BucketState, BudgetState, Tat},
+    packet::{self, Frame},
+    source::Family,
+};
+
+/// What it means that a packet is over a limit: the first hit of a budget, or that its source begins to be limited.
+///
+/// The budget is looked up once more, so that nothing of it is carried through the buckets.
+#[inline(always)]
+pub(crate) fn of_limit<F: Family>(bucket: BucketState, key: &F::Key, by_budget: bool, now: KtimeNs) -> News {
+    if by_budget {
+        budget::of::<F>(key, now).map_or(News::NONE, |budget| of_budget(&budget, now))
+    } else {
+        once(bucket.reported, EventKind::SourceLimited, now)
+    }
+}
+
+#[inline(always)]
+pub(crate) fn of_budget(budget: &BudgetState, now: KtimeNs) -> News {
+    once(budget.reported, EventKind::BudgetHit, now)
+}
+
+/// What it means that a source gets no bucket of its own.
+#[inline(always)]
+pub(crate) fn of_pressure(kind: EventKind, now: KtimeNs) -> News {
+    maps::pressure_mark(kind).map_or(News::NONE, |reported| once(reported, kind, now))
+}
+
+/// Of several CPUs that see it at the same time, one tells.
+#[expect(clippy::cast_possible_truncation, reason = "the number is the one that it was")]
+#[inline(always)]
+fn once(reported: Tat, kind: EventKind, now: KtimeNs) -> News {
+    if !globals::is_on(&globals::HAS_EVENTS) {
+        return News::NONE;
+    }
+    let seen = reported.load();
+    let news = match mark::renew(seen, now) {
+        Some(renewal) if reported.swap(seen, renewal.mark).is_ok() && renewal.is_news => News::of(kind),
+        Some(_) | None => News::NONE,
+    };
+    News::from_bits(packet::forget(news.bits() as usize, seen) as u32)
+}
+
+/// Sends what a packet brought about, if anything. `index` is that of its counter, and `count` how many this CPU has
+/// counted there.
+#[inline(always)]
+pub(crate) fn report(ctx: &XdpContext, mut news: News, index: u32, count: u64) {
+    let below = globals::SAMPLED_BELOW.load();
+    if globals::is_on(&globals::HAS_EVENTS) && below != 0 && event::is_sampled(count, below) {
+        news = news.and(News::of(EventKind::Sample));
+    }
+    if !news.is_none() {
+        send_event(ctx.ctx, news.bits(), index);
+    }
+}
+
+/// A function of its own, which reads the packet once more: the path of all other packets keeps its registers.
+///
+/// Global, so that the verifier looks at it once, and not for every way that leads here.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn send_event(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
+    let news = News::from_bits(news);
+    let now = clock::now();
+    let class = news.class();
+    let Some(stands_for) = maps::admit_event(class, now) else { return 0 };
+    let frame = Frame::new(&XdpContext::new(ctx));
+    let event = Event::new(now, news, index, frame.len());
+    let event = if news.has(EventKind::Sample) {
+        // A sample that is news as well is not among those that the meter of samples has counted.
+        let samples = if matches!(class, event::EventClass::Samples) { stands_for } else { 1 };
+        event.representing(samples.wrapping_mul(u64::from(globals::SAMPLE_ONE_IN.load())))
+    } else {
+        event
+    };
+    let event = match source_of(&frame) {
+        Some(Source::V4(address)) => event.from_v4(address.octets()),
+        Some(Source::V6(address)) => event.from_v6(address.octets()),
+        None => event,
+    };
+    maps::send_event(class, event);
+    0
+}
