@@ -41,23 +41,32 @@ pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, now: u64) -> Result<Buc
 /// Takes the packet's cost from the buckets of its neighbourhood.
 #[inline(always)]
 pub(crate) fn share<F: Family>(source: F, limits: &Limits<'_>, cost: Cost, now: u64) -> Result<(), DropReason> {
-    let neighbourhood = neighbourhood(source).ok_or(DropReason::NewSources)?;
-    // Charged to each that has room, so that a neighbourhood by itself has one quota and not two.
-    let (mut passed, mut contended) = (0, 0);
-    for aggregate in neighbourhood {
-        match rate_limit::take::<ATTEMPTS>(aggregate.bucket, limits, cost, now) {
-            Ok(()) => passed = 1,
-            Err(reason) => contended |= usize::from(is_contended(reason)),
-        }
-        // So that the verifier walks the second bucket once, and not once for every outcome of the first.
-        passed = packet::forget(passed, cost.bytes);
-        contended = packet::forget(contended, cost.bytes);
-    }
-    match (passed, contended) {
+    let [first, second] = neighbourhood(source).ok_or(DropReason::NewSources)?;
+    // Charged to each that has room, so that a neighbourhood by itself has one quota and not two. Not a loop: the
+    // verifier does not follow pointers through an array.
+    let first = charge(first, limits, cost, now);
+    let second = charge(second, limits, cost, now);
+    match (first.passed | second.passed, first.contended | second.contended) {
         (0, 0) => Err(DropReason::NewSources),
         (0, _) => Err(DropReason::Contended),
         _ => Ok(()),
     }
+}
+
+/// Not 0 where it is so.
+struct Charged {
+    passed: usize,
+    contended: usize,
+}
+
+#[inline(always)]
+fn charge(aggregate: AggregateState, limits: &Limits<'_>, cost: Cost, now: u64) -> Charged {
+    let (passed, contended) = match rate_limit::take::<ATTEMPTS>(aggregate.bucket, limits, cost, now) {
+        Ok(()) => (1, 0),
+        Err(reason) => (0, usize::from(is_contended(reason))),
+    };
+    // So that the verifier walks the second bucket once, and not once for every outcome of the first.
+    Charged { passed: packet::forget(passed, cost.bytes), contended: packet::forget(contended, cost.bytes) }
 }
 
 /// Takes one bucket from the budget for new ones: anybody while there is plenty, and then who has made none lately.
@@ -75,9 +84,9 @@ fn may_create(neighbourhood: &[AggregateState; ROWS], now: u64) -> bool {
         return false;
     }
     // Remembered in both; where one is not free it is another neighbourhood's.
-    for aggregate in neighbourhood {
-        note(aggregate.creation, now);
-    }
+    let [first, second] = neighbourhood;
+    note(first.creation, now);
+    note(second.creation, now);
     true
 }
 
