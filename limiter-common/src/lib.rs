@@ -9,8 +9,11 @@ extern crate std;
 
 pub mod acl;
 pub mod addr;
+pub mod bucket;
 pub mod budget;
+pub mod fixed_window;
 pub mod gcra;
+pub mod leaky_bucket;
 pub mod packet;
 #[cfg(feature = "user")]
 mod pod;
