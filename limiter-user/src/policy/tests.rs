@@ -1,4 +1,4 @@
-use limiter_common::quota::Rate;
+use limiter_common::{bucket::Bucket, leaky_bucket::LeakyBucket, quota::Rate, sliding_window::Window};
 
 use super::*;
 
@@ -41,14 +41,14 @@ fn the_example_is_valid() {
         (&*total.id, total.scope, total.endpoint, total.window_us),
         ("client-total", Scope::User, None, 60_000_000)
     );
-    assert_eq!(total.limit_for(Some(free)), Limit::Ceiling(100));
-    assert_eq!(total.limit_for(Some(pro)), Limit::Ceiling(1000));
+    assert_eq!(total.limit_for(Some(free)).ceiling(), Some(100));
+    assert_eq!(total.limit_for(Some(pro)).ceiling(), Some(1000));
     // Without a limit of its own the rule holds everybody else to the strictest plan.
-    assert_eq!(total.limit_for(None), Limit::Ceiling(100));
+    assert_eq!(total.limit_for(None).ceiling(), Some(100));
 
     assert_eq!((search.scope, search.endpoint, search.mode), (Scope::Key, Some(0), EnforcementMode::Enforce));
-    assert_eq!(search.limit_for(None), Limit::Ceiling(25));
-    assert_eq!(search.limit_for(Some(free)), Limit::Ceiling(25));
+    assert_eq!(search.limit_for(None).ceiling(), Some(25));
+    assert_eq!(search.limit_for(Some(free)).ceiling(), Some(25));
     assert_eq!(search.limit_for(Some(pro)), Limit::Unlimited);
     assert_eq!((login.scope, login.endpoint, login.cost), (Scope::Ip, Some(1), 1));
     assert_eq!(address.mode, EnforcementMode::Shadow);
@@ -79,7 +79,31 @@ fn burst_factors_are_exact() {
         ("1000", 1, 1000),
     ] {
         let policy = parse(&rule(&format!("limit = {limit}\nburst_factor = {factor}"))).expect(factor);
-        assert_eq!(policy.rules[0].limit, Limit::Ceiling(ceiling), "{factor}");
+        assert_eq!(policy.rules[0].limit.ceiling(), Some(ceiling), "{factor}");
+    }
+}
+
+#[test]
+fn each_algorithm_has_its_parameters() {
+    let window = Window { window_us: 1_000_000, ceiling: 12 };
+    let window_us = 1_000_000;
+    for (fields, expected) in [
+        ("", Algorithm::SlidingWindow(window)),
+        ("algorithm = \"sliding_window\"", Algorithm::SlidingWindow(window)),
+        ("algorithm = \"fixed_window\"", Algorithm::FixedWindow(window)),
+        (
+            "algorithm = \"token_bucket\"",
+            Algorithm::TokenBucket { bucket: Bucket::new(10, window_us, 12).unwrap(), window_us },
+        ),
+    ] {
+        let policy = parse(&rule(&format!("limit = 10\nburst_factor = 1.2\n{fields}"))).expect(fields);
+        assert_eq!(policy.rules[0].limit, Limit::Limited(expected), "{fields}");
+    }
+    for (fields, max_delay_us) in [("", 60_000_000), ("max_delay = \"250ms\"", 250_000)] {
+        let fields = format!("limit = 10\nalgorithm = \"leaky_bucket\"\nburst = 3\n{fields}");
+        let bucket = LeakyBucket::new(10, window_us, 3, max_delay_us).unwrap();
+        let policy = parse(&rule(&fields)).expect(&fields);
+        assert_eq!(policy.rules[0].limit, Limit::Limited(Algorithm::LeakyBucket { bucket, window_us }), "{fields}");
     }
 }
 
@@ -192,10 +216,47 @@ fn bad_policies_are_refused_with_line_and_key() {
             "11: rules[0].endpoint: there is no endpoint group \"login\": declared are search",
         ),
         (
-            limit("algorithm = \"token_bucket\""),
-            "8: rules[0].algorithm: \"token_bucket\" is not available in this version",
+            limit("algorithm = \"sliding_log\""),
+            "8: rules[0].algorithm: \"sliding_log\" is not available in this version",
         ),
-        (limit("algorithm = \"magic\""), "8: rules[0].algorithm: \"magic\" is not one of \"sliding_window\""),
+        (
+            limit("algorithm = \"magic\""),
+            "8: rules[0].algorithm: \"magic\" is not one of \"sliding_window\", \"token_bucket\", \"fixed_window\", \
+             \"leaky_bucket\"",
+        ),
+        (
+            limit("algorithm = \"leaky_bucket\""),
+            "3: rules[0].burst: is missing: leaky_bucket needs to know how many requests may wait",
+        ),
+        (limit("algorithm = \"leaky_bucket\"\nburst = 0"), "9: rules[0].burst: 0 is outside 1 to 9007199254740992"),
+        (
+            limit("algorithm = \"leaky_bucket\"\nburst = 5\nburst_factor = 2"),
+            "10: rules[0].burst_factor: has no meaning for leaky_bucket: burst says how many requests may wait",
+        ),
+        (
+            limit("algorithm = \"leaky_bucket\"\nburst = 5\nmax_delay = \"61s\""),
+            "10: rules[0].max_delay: a delay is at least 1 ms and at most 60 s: gateways do not wait longer for an answer",
+        ),
+        (
+            limit("algorithm = \"leaky_bucket\"\nburst = 5\ncost = 7"),
+            "7: rules[0].limit: no request could ever pass: each costs 7, and the most is 6",
+        ),
+        (
+            limit("algorithm = \"token_bucket\"\nburst = 5"),
+            "9: rules[0].burst: is a field of leaky_bucket: other algorithms have burst_factor",
+        ),
+        (
+            limit("max_delay = \"1s\""),
+            "8: rules[0].max_delay: is a field of leaky_bucket: other algorithms hold no answer",
+        ),
+        (
+            rule("limit = 9007199254740992\nalgorithm = \"token_bucket\""),
+            "7: rules[0].limit: the rate is too high for a bucket, whose units take whole nanoseconds: use sliding_window",
+        ),
+        (
+            rule("limit = 1\nalgorithm = \"token_bucket\"").replace("1s", "366d"),
+            "7: rules[0].limit: an exhausted bucket would take more than 104 days to fill: use sliding_window",
+        ),
         (limit("precision = \"strict\""), "8: rules[0].precision: \"strict\" is not available in this version"),
         (limit("on_store_failure = \"open\""), "8: rules[0].on_store_failure: is not available in this version"),
         (limit("region = \"home\""), "8: rules[0].region: is not available in this version"),
@@ -318,8 +379,8 @@ fn all_mistakes_are_reported_at_once() {
         "7: rules[0].endpoint: there is no endpoint group \"b\": declared are a",
         "8: rules[0].limit: limit is 0: use \"unlimited\" or remove the entry",
         "9: rules[0].window: \"1x\" is not a duration such as \"50ms\" (us, ms, s, m, h, d)",
-        "10: rules[0].extra: unknown field: known are id, scope, endpoint, limit, plans, window, algorithm, burst_factor, \
-         cost, precision, mode, on_store_failure, region",
+        "10: rules[0].extra: unknown field: known are id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, \
+         max_delay, cost, precision, mode, on_store_failure, region",
         "12: packet_rules[0].id: \"r\" is the name of a rule above already",
         "13: packet_rules[0].cidr: ::1/64 has bits set beyond its length: did you mean ::/64?",
         "14: packet_rules[0].bytes: expected a table, found an integer",

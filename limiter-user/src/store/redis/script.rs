@@ -1,11 +1,15 @@
 //! The Lua scripts: their text and the shape of their calls. Contracts are in the headers of the files.
 
-use limiter_common::sliding_window::{Counts, Outcome, Window};
+use limiter_common::{
+    bucket::Bucket,
+    sliding_window::{Counts, Outcome, Window},
+};
 use redis::{Cmd, Value};
 
 use crate::store::{
-    Cell, CellOutcome, Charge,
-    counter::{OwnTotals, SharedCounts},
+    Algorithm, Cell, CellOutcome, Charge,
+    algorithm::{View, in_ns},
+    counter::{OwnState, OwnTotals, SharedCounts},
     taken_before,
 };
 
@@ -24,8 +28,8 @@ pub(super) struct Script {
 }
 
 impl Script {
-    pub(super) fn sliding_window() -> Self {
-        Self::new("sliding_window.lua", include_str!("../../../../lua/sliding_window.lua"))
+    pub(super) fn decide() -> Self {
+        Self::new("decide.lua", include_str!("../../../../lua/decide.lua"))
     }
 
     pub(super) fn sync() -> Self {
@@ -54,20 +58,45 @@ impl Script {
 /// Why a reply cannot be what the script returns.
 pub(super) type Misfit = String;
 
-/// A call of `sliding_window.lua`.
+/// How the scripts call the algorithms and the kinds of counters.
+const WINDOWS: u8 = 1;
+const BUCKET: u8 = 2;
+
+const fn code(algorithm: &Algorithm) -> u8 {
+    match algorithm {
+        Algorithm::SlidingWindow(_) => 1,
+        Algorithm::FixedWindow(_) => 2,
+        Algorithm::TokenBucket { .. } => 3,
+        Algorithm::LeakyBucket { .. } => 4,
+    }
+}
+
+/// A call of `decide.lua`.
 pub(super) fn decide(script: &Script, now_us: u64, charge: Charge, cells: &[Cell], keys: &[Vec<u8>]) -> Cmd {
     let mut call = script.call(keys.len());
     for key in keys {
         call.arg(key.as_slice());
     }
-    call.arg(now_us).arg(u8::from(charge == Charge::Commit));
+    let charge = match charge {
+        Charge::Peek => 0,
+        Charge::Commit => 1,
+        Charge::Refund => 2,
+    };
+    call.arg(now_us).arg(0).arg(charge);
     for cell in cells {
-        call.arg(cell.window.window_us).arg(cell.window.ceiling).arg(cell.cost).arg(u8::from(cell.enforced));
+        let algorithm = &cell.algorithm;
+        let interval_ns = algorithm.bucket().map_or(0, Bucket::interval_ns);
+        let max_delay_us = match algorithm {
+            Algorithm::LeakyBucket { bucket, .. } => bucket.max_delay_us(),
+            Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) | Algorithm::TokenBucket { .. } => 0,
+        };
+        call.arg(code(algorithm)).arg(algorithm.window_us()).arg(algorithm.ceiling());
+        call.arg(interval_ns).arg(max_delay_us).arg(cell.cost).arg(u8::from(cell.enforced));
     }
     call
 }
 
-/// What `sliding_window.lua` said.
+/// What `decide.lua` said.
 #[derive(Debug)]
 pub(super) struct Decided {
     pub(super) replaced: u64,
@@ -83,42 +112,76 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
     }
     let mut outcomes: Vec<CellOutcome> = Vec::with_capacity(cells.len());
     for (number, (cell, fields)) in cells.iter().zip(rest.chunks_exact(4)).enumerate() {
-        let window = Window { window_us: cell.window.window_us.clamp(1, MAX), ceiling: cell.window.ceiling.min(MAX) };
-        let counts =
-            Counts { index: unsigned(fields[1])?, previous: unsigned(fields[2])?, current: unsigned(fields[3])? };
-        let outcome = match fields[0] {
-            1 => Outcome::Allowed,
-            -1 => Outcome::Never,
-            0 => {
+        let algorithm = as_lua_takes_it(cell.algorithm);
+        let state = [unsigned(fields[1])?, unsigned(fields[2])?, unsigned(fields[3])?];
+        // The state after the decision, and the one that the cost was weighed against.
+        let (view, weighed) = match algorithm {
+            Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) => {
+                let view = View::Windows(Counts { index: state[0], previous: state[1], current: state[2] });
                 // Charged only with the cells before it that allow, which is what it was denied over; when the
                 // request passed in spite of it (a shadow cell), those are in the counts already.
                 let charged = charge == Charge::Commit && passes_by(rest, cells);
                 let taken = if charged { 0 } else { taken_before(cells, &outcomes, number) };
-                let tried = Counts { current: counts.current.saturating_add(taken), ..counts };
-                match window.check(&tried, now_us, cell.cost) {
-                    denied @ Outcome::Denied { .. } => denied,
-                    other @ (Outcome::Allowed | Outcome::Never) => {
-                        return Err(format!("denied what these counts make {other:?}: {tried:?}"));
-                    }
-                }
+                (view, algorithm.taken(view, now_us, taken))
             }
+            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
+                let tat_ns = state[0].checked_mul(1000).and_then(|ns| ns.checked_add(state[1]));
+                let view = View::Bucket { tat_ns: tat_ns.ok_or("an instant beyond all times")? };
+                (view, View::Bucket { tat_ns: in_ns(now_us).saturating_add(state[2]) })
+            }
+        };
+        let (outcome, delay_us) = match fields[0] {
+            1 => (Outcome::Allowed, if charge == Charge::Refund { 0 } else { delay_us(&algorithm, state[2]) }),
+            -1 => (Outcome::Never, 0),
+            0 => match algorithm.check(weighed, now_us, cell.cost).0 {
+                denied @ Outcome::Denied { .. } => (denied, 0),
+                other @ (Outcome::Allowed | Outcome::Never) => {
+                    return Err(format!("denied what this state makes {other:?}: {weighed:?}"));
+                }
+            },
             other => return Err(format!("outcome {other}")),
         };
-        let remaining = window.remaining(&counts, now_us);
-        outcomes.push(CellOutcome { outcome, remaining, reset_us: window.reset_us(&counts) });
+        let (remaining, reset_us) = (algorithm.remaining(view, now_us), algorithm.reset_us(view, now_us));
+        outcomes.push(CellOutcome { outcome, remaining, reset_us, delay_us });
     }
     Ok(Decided { replaced, outcomes })
+}
+
+/// Windows and ceilings above what Lua can count are taken as that. Buckets are never so large.
+fn as_lua_takes_it(algorithm: Algorithm) -> Algorithm {
+    let bounded = |Window { window_us, ceiling }| Window { window_us: window_us.clamp(1, MAX), ceiling: ceiling.min(MAX) };
+    match algorithm {
+        Algorithm::SlidingWindow(window) => Algorithm::SlidingWindow(bounded(window)),
+        Algorithm::FixedWindow(window) => Algorithm::FixedWindow(bounded(window)),
+        bucket @ (Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. }) => bucket,
+    }
+}
+
+/// The time until a turn that comes after what the bucket lacked.
+const fn delay_us(algorithm: &Algorithm, lacked_ns: u64) -> u64 {
+    match algorithm {
+        Algorithm::LeakyBucket { .. } => lacked_ns.div_ceil(1000),
+        Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) | Algorithm::TokenBucket { .. } => 0,
+    }
 }
 
 fn passes_by(fields: &[i64], cells: &[Cell]) -> bool {
     cells.iter().zip(fields.chunks_exact(4)).all(|(cell, fields)| !cell.enforced || fields[0] == 1)
 }
 
-/// A call of `sync.lua`.
-pub(super) fn sync(script: &Script, node_tag: u32, totals: &OwnTotals, key: &[u8]) -> Cmd {
+/// A call of `sync.lua`. `number` grows from message to message.
+pub(super) fn sync(script: &Script, number: u64, totals: &OwnTotals, key: &[u8]) -> Cmd {
     let mut call = script.call(1);
-    let Counts { index, previous, current } = totals.counts;
-    call.arg(key).arg(node_tag).arg(totals.window_us).arg(index).arg(previous).arg(current);
+    call.arg(key).arg(totals.tag).arg(number);
+    match totals.state {
+        OwnState::Windows { counts: Counts { index, previous, current }, .. } => {
+            call.arg(WINDOWS).arg(totals.window_us).arg(index).arg(previous).arg(current);
+        }
+        OwnState::Bucket { interval_ns, fill_ns, total, acknowledged, tat_ns } => {
+            call.arg(BUCKET).arg(totals.window_us).arg(interval_ns).arg(fill_ns / interval_ns.max(1));
+            call.arg(total).arg(acknowledged).arg(tat_ns / 1000).arg(tat_ns % 1000);
+        }
+    }
     call
 }
 
@@ -130,26 +193,34 @@ pub struct SyncReply {
     pub ahead: bool,
     /// The key held something that is no counter.
     pub replaced: bool,
-    /// What Redis knew of this node's part of the sent window before; `None` when that window is over.
+    /// What Redis knew of this node's part of the sent window before; `None` when that window is over, and of buckets.
     pub known: Option<u64>,
     pub shared: SharedCounts,
 }
 
-pub(super) fn synced(reply: Value) -> Result<SyncReply, Misfit> {
+pub(super) fn synced(reply: Value, sent: &OwnState) -> Result<SyncReply, Misfit> {
     let numbers = integers(reply)?;
-    let &[now_us, status, replaced, known, index, previous, current, own_previous, own_current] = &numbers[..] else {
+    let &[now_us, status, replaced, known, a, b, c, d, e] = &numbers[..] else {
         return Err(format!("{} numbers", numbers.len()));
+    };
+    let (a, b, c, d, e) = (unsigned(a)?, unsigned(b)?, unsigned(c)?, unsigned(d)?, unsigned(e)?);
+    let shared = match sent {
+        OwnState::Windows { .. } => SharedCounts::Windows {
+            counts: Counts { index: a, previous: b, current: c },
+            own_previous: d,
+            own_current: e,
+        },
+        OwnState::Bucket { .. } => SharedCounts::Bucket {
+            tat_ns: a.checked_mul(1000).and_then(|ns| ns.checked_add(b)).ok_or("an instant beyond all times")?,
+            own_total: c,
+        },
     };
     Ok(SyncReply {
         now_us: unsigned(now_us)?,
         ahead: status == 1,
         replaced: replaced == 1,
         known: u64::try_from(known).ok(),
-        shared: SharedCounts {
-            counts: Counts { index: unsigned(index)?, previous: unsigned(previous)?, current: unsigned(current)? },
-            own_previous: unsigned(own_previous)?,
-            own_current: unsigned(own_current)?,
-        },
+        shared,
     })
 }
 
@@ -165,16 +236,42 @@ fn unsigned(number: i64) -> Result<u64, Misfit> {
 mod tests {
     use super::*;
 
+    const OWN: OwnState =
+        OwnState::Windows { counts: Counts { index: 0, previous: 0, current: 0 }, acknowledged_current: 0 };
+
     /// Every script's header says how many arguments and replies there are; the calls keep to it.
     #[test]
     fn calls_have_the_arity_of_the_headers() {
-        let sync = Script::sync();
-        let header = |position: usize| format!("ARGV[{position}]");
-        assert!(sync.text.contains(&header(5)) && !sync.text.contains(&header(6)));
-        let reply = sync.text.lines().find(|line| line.starts_with("-- Returns")).unwrap();
-        assert_eq!(reply.matches(',').count() + 1, 9, "{reply}");
-        assert!(synced(Value::Array(vec![Value::Int(0); 9])).is_ok());
-        assert!(synced(Value::Array(vec![Value::Int(0); 8])).is_err());
+        let script = Script::sync();
+        let header = |position: usize| script.text.contains(&format!("ARGV[{position}]"));
+        let totals = |state| {
+            let key = crate::store::CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
+            OwnTotals { key, tag: 1, window_us: 1, state }
+        };
+        let bucket = OwnState::Bucket { interval_ns: 1, fill_ns: 1, total: 0, acknowledged: 0, tat_ns: 0 };
+        for (state, arity) in [(OWN, 7), (bucket, 10)] {
+            // The command, the hash, the number of keys and the key come before.
+            let arguments = sync(&script, 1, &totals(state), b"k").args_iter().count() - 4;
+            assert_eq!(arguments, arity);
+            assert!(header(arity), "{arity}");
+        }
+        assert!(!header(11));
+        let reply = script.text.lines().find(|line| line.starts_with("-- Returns")).unwrap();
+        assert!(reply.contains("then five numbers") && reply.matches(',').count() == 4, "{reply}");
+        assert!(synced(Value::Array(vec![Value::Int(0); 9]), &OWN).is_ok());
+        assert!(synced(Value::Array(vec![Value::Int(0); 8]), &OWN).is_err());
+
+        let script = Script::decide();
+        let cells = [(); 2].map(|()| Cell {
+            key: totals(OWN).key,
+            algorithm: Algorithm::sliding_window(1, 1),
+            cost: 1,
+            enforced: true,
+        });
+        let keys = [(); 2].map(|()| b"k".to_vec());
+        let arguments = decide(&script, 1, Charge::Commit, &cells, &keys).args_iter().count() - 5;
+        assert_eq!(arguments, 3 + 2 * 7);
+        assert!(script.text.contains("ARGV[7i-3..7i+3]"));
     }
 
     #[test]
@@ -182,6 +279,6 @@ mod tests {
         assert!(decided(Value::Nil, Charge::Peek, &[]).is_err());
         assert!(decided(Value::Array(vec![Value::Int(1)]), Charge::Peek, &[]).is_err());
         assert!(decided(Value::Array(vec![Value::Int(-1), Value::Int(0)]), Charge::Peek, &[]).is_err());
-        assert!(synced(Value::Array(vec![Value::Int(-5); 9])).is_err());
+        assert!(synced(Value::Array(vec![Value::Int(-5); 9]), &OWN).is_err());
     }
 }
