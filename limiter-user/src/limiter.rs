@@ -89,11 +89,6 @@ impl Limiter {
         decision
     }
 
-    /// Answers that wait for their turn.
-    pub fn held(&self) -> usize {
-        self.turns.held()
-    }
-
     fn touched(&self, active: &Active, request: &Request<'_>, scratch: &mut Scratch) -> Touched {
         let policy = &active.policy;
         let plan = request.subject.plan(&policy.plans);

@@ -11,7 +11,7 @@ use prometheus_client::{
         MetricType,
         counter::{ConstCounter, Counter},
         family::Family,
-        gauge::ConstGauge,
+        gauge::{ConstGauge, Gauge},
         histogram::Histogram,
         info::Info,
     },
@@ -80,6 +80,7 @@ pub struct Metrics {
     pushes: Family<PushLabels, Counter>,
     policy_reloads: Family<ReloadLabels, Counter>,
     bad_requests: Counter,
+    held_answers: Gauge,
     without_rule: [Counter; Kind::ALL.len()],
 }
 
@@ -106,6 +107,19 @@ impl RuleMetrics {
 
     pub fn shadow_denied(&self) -> u64 {
         self.shadow_denied.get()
+    }
+}
+
+/// Counts answers as held while it lives.
+#[derive(Debug)]
+pub struct HeldAnswers {
+    gauge: Gauge,
+    answers: i64,
+}
+
+impl Drop for HeldAnswers {
+    fn drop(&mut self) {
+        self.gauge.dec_by(self.answers);
     }
 }
 
@@ -143,6 +157,9 @@ impl Metrics {
             // Present from the start, so that the first failure is an increase.
             drop(policy_reloads.get_or_create(&ReloadLabels { result: result.as_str() }));
         }
+        let held_answers = Gauge::default();
+        let help = "Requests that wait for their turn in a leaky bucket";
+        registry.register("held_answers", help, held_answers.clone());
         let bad_requests = Counter::default();
         registry.register("bad_requests", "Requests to the API that could not be understood", bad_requests.clone());
         let without_rule = Kind::ALL.iter().map(|kind| {
@@ -150,7 +167,7 @@ impl Metrics {
             checks.get_or_create(&labels).clone()
         });
         let without_rule = without_rule.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!("one a kind"));
-        Self { registry, checks, check_duration, pushes, policy_reloads, bad_requests, without_rule }
+        Self { registry, checks, check_duration, pushes, policy_reloads, bad_requests, held_answers, without_rule }
     }
 
     /// The counters of a rule. They go on where they were when a policy is loaded again.
@@ -176,6 +193,12 @@ impl Metrics {
 
     pub fn policy_reloaded(&self, result: ReloadResult) {
         self.policy_reloads.get_or_create(&ReloadLabels { result: result.as_str() }).inc();
+    }
+
+    pub fn held(&self, answers: usize) -> HeldAnswers {
+        let (gauge, answers) = (self.held_answers.clone(), signed(answers as u64));
+        gauge.inc_by(answers);
+        HeldAnswers { gauge, answers }
     }
 
     pub fn bad_request(&self) {

@@ -65,7 +65,7 @@ pub async fn check(
     let mut decision =
         gate.decide(&Request { subject: &subject, method, path, also: &pairs[1..], cost: 1, charge: Charge::Commit });
     let mut response = body::response(&decision, &headers, deny_status);
-    hold::until(decision.turn.take(), &mut response);
+    hold::until(decision.turn.take(), gate.metrics(), &mut response);
     response
 }
 

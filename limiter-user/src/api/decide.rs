@@ -94,7 +94,7 @@ fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
             let mut decision = ask(gate, peer, &understand(gate, question)?);
             let mut response = json(&Reply::from(&decision));
             headers::add(&decision, response.headers_mut());
-            hold::until(decision.turn.take(), &mut response);
+            hold::until(decision.turn.take(), gate.metrics(), &mut response);
             Ok(response)
         }
         Questions::Batch(questions) if questions.len() > MAX_BATCH => {
@@ -108,7 +108,8 @@ fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
             let mut decisions: Vec<Decision> = understood.iter().map(|question| ask(gate, peer, question)).collect();
             let mut response = json(&decisions.iter().map(Reply::from).collect::<Vec<_>>());
             // One answer for all of them, so it waits for the last.
-            hold::until(decisions.iter_mut().filter_map(|decision| decision.turn.take()), &mut response);
+            let turns = decisions.iter_mut().filter_map(|decision| decision.turn.take());
+            hold::until(turns, gate.metrics(), &mut response);
             Ok(response)
         }
     }

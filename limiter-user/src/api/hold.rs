@@ -9,21 +9,38 @@ use std::sync::Arc;
 use axum::response::Response;
 use parking_lot::Mutex;
 
-use crate::limiter::Turn;
+use crate::{
+    limiter::Turn,
+    metrics::{HeldAnswers, Metrics},
+};
 
-/// Extensions of a response have to be `Clone`; the turns are taken once.
-#[derive(Clone, Debug)]
-struct Held(Arc<Mutex<Vec<Turn>>>);
+/// What a response waits for.
+#[derive(Debug)]
+pub struct Hold {
+    turns: Vec<Turn>,
+    _counted: HeldAnswers,
+}
 
-/// Has `response` wait for `turns`.
-pub fn until(turns: impl IntoIterator<Item = Turn>, response: &mut Response) {
-    let turns: Vec<Turn> = turns.into_iter().collect();
-    if !turns.is_empty() {
-        response.extensions_mut().insert(Held(Arc::new(Mutex::new(turns))));
+impl Hold {
+    pub async fn wait(self) {
+        Turn::wait_for_all(self.turns).await;
     }
 }
 
-/// The turns that a response has to wait for.
-pub fn take(response: &mut Response) -> Vec<Turn> {
-    response.extensions_mut().remove::<Held>().map(|held| std::mem::take(&mut *held.0.lock())).unwrap_or_default()
+/// Extensions of a response have to be `Clone`; what is held is taken once.
+#[derive(Clone, Debug)]
+struct Extension(Arc<Mutex<Option<Hold>>>);
+
+/// Has `response` wait for `turns`.
+pub fn until(turns: impl IntoIterator<Item = Turn>, metrics: &Metrics, response: &mut Response) {
+    let turns: Vec<Turn> = turns.into_iter().collect();
+    if !turns.is_empty() {
+        let hold = Hold { _counted: metrics.held(turns.len()), turns };
+        response.extensions_mut().insert(Extension(Arc::new(Mutex::new(Some(hold)))));
+    }
+}
+
+/// What a response has to wait for.
+pub fn take(response: &mut Response) -> Option<Hold> {
+    response.extensions_mut().remove::<Extension>()?.0.lock().take()
 }

@@ -28,7 +28,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
 use super::hold;
-use crate::{config::Listen, limiter::Turn};
+use crate::config::Listen;
 
 /// Connections at one time, each of them a few KiB; more wait in the listen queue.
 const MAX_CONNECTIONS: usize = 16_384;
@@ -173,10 +173,9 @@ async fn serve_connection(stream: Box<dyn Stream>, peer: Peer, router: Router, s
                 Ok(answer) => answer.unwrap_or_else(|never| match never {}),
                 Err(_elapsed) => (StatusCode::REQUEST_TIMEOUT, [(header::CONNECTION, "close")]).into_response(),
             };
-            let turns = hold::take(&mut answer);
-            if !turns.is_empty() {
+            if let Some(hold) = hold::take(&mut answer) {
                 tokio::select! {
-                    () = Turn::wait_for_all(turns) => {}
+                    () = hold.wait() => {}
                     // Nobody shapes any more, and a gateway without an answer answers with an error.
                     () = stopping.cancelled() => {}
                 }

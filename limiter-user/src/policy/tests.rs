@@ -33,9 +33,9 @@ fn an_empty_policy_limits_nothing() {
 fn the_example_is_valid() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policy.toml"));
     let policy = Policy::load(path).unwrap();
-    assert_eq!((policy.rules.len(), policy.packet_rules.len()), (4, 3));
+    assert_eq!((policy.rules.len(), policy.packet_rules.len()), (5, 3));
     let (free, pro) = (policy.plan("free").unwrap(), policy.plan("pro").unwrap());
-    let [total, search, login, address] = &policy.rules[..] else { panic!("{policy:?}") };
+    let [total, search, login, export, address] = &policy.rules[..] else { panic!("{policy:?}") };
 
     assert_eq!(
         (&*total.id, total.scope, total.endpoint, total.window_us),
@@ -51,6 +51,8 @@ fn the_example_is_valid() {
     assert_eq!(search.limit_for(Some(free)).ceiling(), Some(25));
     assert_eq!(search.limit_for(Some(pro)), Limit::Unlimited);
     assert_eq!((login.scope, login.endpoint, login.cost), (Scope::Ip, Some(1), 1));
+    let bucket = LeakyBucket::new(2, 1_000_000, 10, 5_000_000).unwrap();
+    assert_eq!(export.limit, Limit::Limited(Algorithm::LeakyBucket { bucket, window_us: 1_000_000 }));
     assert_eq!(address.mode, EnforcementMode::Shadow);
 
     let matches = |method, path| policy.endpoints.matches(method, path, &mut Scratch::default()).to_vec();

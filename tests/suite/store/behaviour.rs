@@ -646,7 +646,8 @@ async fn a_bucket_of_another_size_keeps_the_share_that_is_taken<F: Fixture>() {
         let answer = check(fixture.store(), T0, &with(to, remaining + 1)).await[0];
         assert_eq!(answer.remaining, remaining, "{name}");
         let Outcome::Denied { retry_after_us } = answer.outcome else { panic!("{name}: {answer:?}") };
-        let at = |wait| peek(fixture.store(), T0 + wait, &with(to, remaining + 1));
+        let dear = with(to, remaining + 1);
+        let at = |wait| peek(fixture.store(), T0 + wait, &dear);
         assert!(is_denied(at(retry_after_us - 1).await[0].outcome), "{name}");
         assert_eq!(at(retry_after_us).await[0].outcome, Outcome::Allowed, "{name}");
         assert!(retry_after_us <= to.window_us(), "{name}");

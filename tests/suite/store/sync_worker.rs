@@ -389,22 +389,3 @@ async fn buckets_recover_after_redis_was_killed_and_came_back_empty() {
     a.until_remaining(&cells, 700).await;
     b.until_remaining(&cells, 700).await;
 }
-
-/// What a counter that was given up had admitted is in Redis under a tag of its own, and counts when it comes back.
-#[tokio::test]
-async fn a_counter_that_was_given_up_finds_what_it_had() {
-    let server = RedisServer::start().await;
-    let node = Node::start(&server);
-    node.until_connected().await;
-    for (name, algorithm) in every(1000, 24 * HOUR) {
-        let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
-        for _ in 0..100 {
-            node.hit(&cells);
-        }
-        node.until_sent().await;
-        let other = Node::start(&server);
-        other.until_connected().await;
-        other.hit(&cells);
-        other.until_remaining(&cells, 899).await;
-    }
-}

@@ -201,6 +201,22 @@ fn a_refund_creates_no_counter_and_is_shared() {
     assert_eq!(refund(2).remaining, 100);
 }
 
+/// What it had admitted is in the shared store under the tag that it had, and comes back from there as others' counts.
+#[test]
+fn a_counter_that_was_given_up_comes_back_under_another_tag() {
+    let store = store(1, true);
+    let mut tags = Vec::new();
+    for name in ["u", "v", "u"] {
+        decide(&store, T0, &[cell(name, 60_000_000, 100)]);
+        let sent = take(&store, T0, 10);
+        assert_eq!((sent.len(), windows(&sent[0]).0.current), (1, 1));
+        tags.push(sent[0].tag);
+        store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
+    }
+    assert_eq!(store.stats().evicted, 2);
+    assert!(tags[0] != tags[1] && tags[0] != tags[2], "{tags:?}");
+}
+
 /// The definitions, without any of what makes the store fast.
 #[derive(Default)]
 struct Model(HashMap<CounterKey, View>);
