@@ -1,16 +1,18 @@
 -- sync.lua: take one node's totals of one counter, and say what all nodes together have.
 -- KEYS[1] counter, e.g. rl:{user:u_1}:login   (single key: cluster safe)
 -- ARGV[1] tag (u32) of the node's part  ARGV[2] number of the message: of two with one tag, the higher was read later
--- ARGV[3] kind 1 windows | 2 bucket  ARGV[4] window_us, then
+-- ARGV[3] kind 1 windows | 2 bucket | 3 log  ARGV[4] window_us, then
 --   windows: ARGV[5] index  ARGV[6] previous  ARGV[7] current
 --     what this node itself has admitted in the windows index - 1 and index, in full
 --   bucket: ARGV[5] interval_ns  ARGV[6] burst  ARGV[7] total  ARGV[8] acknowledged  ARGV[9] tat_us  ARGV[10] tat_ns
 --     total: what this node has taken, less what it gave back; acknowledged: what it knows that this server has of it;
 --     tat: when the bucket is full as this node sees it
--- Returns { now_us, status 0 taken | 1 ahead, replaced 0|1, known, then five numbers }
---   windows: index, previous, current, own_previous, own_current   bucket: tat_us, tat_ns, own_total, 0, 0
+--   log: ARGV[5] n, then n times number, at_us, cost: admissions of the tag; of two with one number the lower cost is right
+-- Returns { now_us, status 0 taken | 1 ahead, replaced 0|1, known, then its state }
+--   windows: index, previous, current, own_previous, own_current   bucket: tat_us, tat_ns, own_total
+--   log: tag, number, at_us, cost of every admission that counts, this node's as well
 -- previous, current and tat are those of all nodes, own_* this node's part; `known` its part of the window ARGV[5] before
--- this call (-1: that window is over, or a bucket); `replaced` whether the key held something that is no counter.
+-- this call (-1: that window is over, or no window); `replaced` whether the key held something that is no counter.
 -- Idempotent: a node's record becomes what it says, and the sums change by as much. Sent twice, it counts once; what was
 -- lost comes with the next call; an empty Redis is filled again by what the nodes still know.
 -- Ahead: the index is more than one beyond this server's clock. Nothing is taken; the node has to set its clock.
@@ -29,6 +31,41 @@ local counter, stored, replaced = load(KEYS[1], rule, now)
 local status, index = 0, argument(5)
 if kind == WINDOWS then
   if index > div(now.us, rule.window) + 1 then status = 1 else advance(counter, index) end
+end
+
+local function finish(changed)
+  if changed or stored == 'stale' then
+    save(KEYS[1], counter, now)
+  elseif stored then
+    repair_ttl(KEYS[1], counter, now)
+  end
+end
+
+if kind == LOG then
+  local known, changed = {}, false
+  for entry = NODES, #counter, 4 do
+    if counter[entry] == tag then known[counter[entry + 1]] = entry end
+  end
+  local new = {}
+  for at = 6, 5 + 3 * argument(5), 3 do
+    local name, at_us, cost = argument(at), math.min(argument(at + 1), MAX), math.min(argument(at + 2), MAX)
+    local entry = known[name]
+    if entry then
+      if cost < counter[entry + 3] then counter[entry + 3], changed = cost, true end
+    elseif math.min(at_us, now.us) + rule.window > now.us then
+      new[#new + 1] = { name, at_us, cost }
+    end
+  end
+  -- Only now: an addition moves what is known by its place.
+  for _, entry in ipairs(new) do
+    log_add(counter, tag, entry[1], entry[2], entry[3])
+    changed = true
+  end
+  log_bound(counter)
+  finish(changed)
+  local reply = { now.us, 0, replaced and 1 or 0, -1 }
+  for field = NODES, #counter do reply[#reply + 1] = counter[field] end
+  return reply
 end
 
 local node = NODES
@@ -71,16 +108,12 @@ if changed then
     node = node - 4
   end
   counter[node], counter[node + 1], counter[node + 2], counter[node + 3] = tag, number, own_previous, own_current
-  save(KEYS[1], counter, now)
-elseif stored == 'stale' then
-  save(KEYS[1], counter, now)
-elseif stored then
-  repair_ttl(KEYS[1], counter, now)
 end
+finish(changed)
 
 local reply = { now.us, status, replaced and 1 or 0, known }
 if kind == BUCKET then
-  reply[5], reply[6], reply[7], reply[8], reply[9] = counter[TAT_US], counter[TAT_NS], own_current, 0, 0
+  reply[5], reply[6], reply[7] = counter[TAT_US], counter[TAT_NS], own_current
 else
   reply[5], reply[6], reply[7] = counter[INDEX], counter[PREVIOUS], counter[CURRENT]
   reply[8], reply[9] = own_previous, own_current

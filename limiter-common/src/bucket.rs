@@ -40,7 +40,9 @@ impl fmt::Display for BucketError {
             Self::ZeroLimit => "limit is 0: use \"unlimited\" or remove the entry",
             Self::ZeroWindow => "the window is 0",
             Self::ZeroBurst => "burst is 0, so nothing could ever pass: use at least 1",
-            Self::TooFast => "the rate is too high for a bucket, whose units take whole nanoseconds: use sliding_window",
+            Self::TooFast => {
+                "the rate is too high for a bucket, whose units take whole nanoseconds: use sliding_window"
+            }
             Self::TooSlow => "an exhausted bucket would take more than 104 days to fill: use sliding_window",
         })
     }
@@ -118,7 +120,9 @@ impl Bucket {
         let ahead = self.ahead_ns(tat_ns, now_ns);
         match gcra::check(now_ns.wrapping_add(ahead), &self.params(), now_ns, cost).outcome {
             gcra::Outcome::Conforming => Outcome::Allowed,
-            gcra::Outcome::NonConforming { retry_after } => Outcome::Denied { retry_after_us: retry_after.div_ceil(1000) },
+            gcra::Outcome::NonConforming { retry_after } => {
+                Outcome::Denied { retry_after_us: retry_after.div_ceil(1000) }
+            }
             gcra::Outcome::NeverConforming => Outcome::Never,
         }
     }
@@ -160,7 +164,7 @@ mod tests {
             (1, 1, 1, Ok(1000)),
             (3, 1_000_000, 10, Ok(333_333_334)),
             (1000, 1, 1000, Ok(1)),
-            (1010, 1, 1000, Err(BucketError::TooFast)),
+            (1011, 1, 1000, Err(BucketError::TooFast)),
             (u64::MAX, 1, 1, Err(BucketError::TooFast)),
             (u64::MAX, u64::MAX, u64::MAX, Err(BucketError::TooSlow)),
             (1, u64::MAX, 1, Err(BucketError::TooSlow)),

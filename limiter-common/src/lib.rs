@@ -20,6 +20,7 @@ mod pod;
 pub mod quota;
 pub mod rule;
 pub mod schema;
+pub mod sliding_log;
 pub mod sliding_window;
 pub mod stats;
 pub mod time;

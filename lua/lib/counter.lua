@@ -4,16 +4,19 @@
 local MAX = 9007199254740991 -- 2^53 - 1: up to here Lua's numbers are exact integers
 
 -- Kinds of counters, and the algorithms of rules.
-local WINDOWS, BUCKET = 1, 2
-local SLIDING_WINDOW, FIXED_WINDOW, TOKEN_BUCKET, LEAKY_BUCKET = 1, 2, 3, 4
+local WINDOWS, BUCKET, LOG = 1, 2, 3
+local SLIDING_WINDOW, FIXED_WINDOW, TOKEN_BUCKET, LEAKY_BUCKET, SLIDING_LOG = 1, 2, 3, 4, 5
 
 -- Fields of a counter, which is one flat array. Of windows, and of buckets: an instant in two numbers, microseconds and
 -- nanoseconds (below 1000), since nanoseconds of today are above 2^53; and the time that a unit takes to come back.
--- After them, four per node: tag, number, previous, current (of buckets: 0, total).
+-- After them, four per node: tag, number, previous, current (of buckets: 0, total). Of a log the three are 0, and the fours
+-- are admissions, oldest first: tag, number, microseconds, cost (less what was given back of it).
 local KIND, WINDOW, INDEX, PREVIOUS, CURRENT, NODES = 1, 2, 3, 4, 5, 6
 local TAT_US, TAT_NS, INTERVAL = 3, 4, 5
 -- Nodes that a value has room for. Beyond, the oldest record goes; what it counted stays in the sums.
 local MAX_NODES = 256
+-- Admissions that a log has room for: several nodes may each have admitted all that it allows. Beyond, the oldest goes.
+local MAX_ADMISSIONS = 20000
 
 -- An argument. What is above MAX comes back as MAX + 1, so that it still compares as greater.
 local function argument(position)
@@ -117,26 +120,109 @@ local function scale(a, b, c)
   return rest > 0 and share + 1 or share
 end
 
+-- When an admission leaves the window. One from the future, by a clock that stepped back, counts from now on.
+local function leaves(counter, entry, now)
+  return math.min(counter[entry + 2], now.us) + counter[WINDOW]
+end
+
+-- Units that a log has admitted in the window that ends now.
+local function logged(counter, now)
+  local sum = 0
+  for entry = NODES, #counter, 4 do
+    if leaves(counter, entry, now) > now.us then sum = sum + counter[entry + 3] end
+  end
+  return sum
+end
+
+-- Time until a log that has `used` units lacks enough of them that no more than `most` are left.
+local function log_wait(counter, used, most, now)
+  if most >= 0 then
+    if used <= most then return 0 end
+    for entry = NODES, #counter, 4 do
+      local left = leaves(counter, entry, now) - now.us
+      if left > 0 then
+        used = used - counter[entry + 3]
+        if used <= most then return left end
+      end
+    end
+  end
+  return counter[WINDOW]
+end
+
+-- When the last admission of a log leaves; now when there is none.
+local function log_reset(counter, now)
+  if #counter < NODES then return now.us end
+  return math.max(now.us, math.min(counter[#counter - 1] + counter[WINDOW], MAX))
+end
+
+-- Forgets what does not count any more. What lies further ahead than a window was never true, and counts from now.
+local function log_advance(counter, now)
+  local kept, changed = NODES, false
+  local last = #counter
+  local is_ahead = last >= NODES and counter[last - 1] > now.us + counter[WINDOW]
+  for entry = NODES, last, 4 do
+    local at = counter[entry + 2]
+    if is_ahead and at > now.us then at, changed = now.us, true end
+    if math.min(at, now.us) + counter[WINDOW] > now.us then
+      counter[kept], counter[kept + 1], counter[kept + 2], counter[kept + 3] =
+        counter[entry], counter[entry + 1], at, counter[entry + 3]
+      kept = kept + 4
+    end
+  end
+  for field = last, kept, -1 do counter[field] = nil end
+  return changed
+end
+
+-- Adds an admission in its place.
+local function log_add(counter, tag, number, at, cost)
+  local entry = #counter + 1
+  while entry > NODES and counter[entry - 2] > at do
+    for field = 0, 3 do counter[entry + field] = counter[entry - 4 + field] end
+    entry = entry - 4
+  end
+  counter[entry], counter[entry + 1], counter[entry + 2], counter[entry + 3] = tag, number, at, cost
+end
+
+local function log_bound(counter)
+  local over = #counter - (NODES - 1) - 4 * MAX_ADMISSIONS
+  if over <= 0 then return end
+  local last = #counter
+  for field = NODES, last do counter[field] = counter[field + over] end
+end
+
 local function fresh(rule, now)
+  if rule.kind == LOG then return { LOG, rule.window, 0, 0, 0 } end
   if rule.kind == BUCKET then
     return { BUCKET, rule.window, now.us, now.ns, rule.interval }
   end
   return { WINDOWS, rule.window, div(now.us, rule.window), 0, 0 }
 end
 
--- From windows to a bucket or back: as many units stay taken as were. Records of nodes stay: their totals mean what they
--- meant to nodes that still have the other algorithm, and other nodes use other tags.
+-- Between windows, a bucket and a log: as many units stay taken as were. Between windows and a bucket the records of nodes
+-- stay: their totals mean what they meant to nodes that still have the other algorithm, and other nodes use other tags.
 local function convert(counter, rule, now)
-  if rule.kind == BUCKET then
+  local taken
+  if counter[KIND] == WINDOWS then
     advance(counter, div(now.us, counter[WINDOW]))
-    local taken = math.min(estimate(counter, now.us), rule.burst)
-    counter[INTERVAL] = rule.interval
-    set_ahead(counter, now, taken * rule.interval)
+    taken = estimate(counter, now.us)
+  elseif counter[KIND] == BUCKET then
+    taken = units(ahead(counter, now, MAX), counter[INTERVAL])
   else
-    local taken = units(ahead(counter, now, MAX), counter[INTERVAL])
-    counter[INDEX], counter[PREVIOUS], counter[CURRENT] = div(now.us, rule.window), 0, taken
+    taken = logged(counter, now)
+  end
+  if counter[KIND] == LOG or rule.kind == LOG then
+    for field = #counter, NODES, -1 do counter[field] = nil end
   end
   counter[KIND], counter[WINDOW] = rule.kind, rule.window
+  if rule.kind == BUCKET then
+    counter[INTERVAL] = rule.interval
+    set_ahead(counter, now, math.min(taken, rule.burst) * rule.interval)
+  elseif rule.kind == WINDOWS then
+    counter[INDEX], counter[PREVIOUS], counter[CURRENT] = div(now.us, rule.window), 0, taken
+  else
+    counter[INDEX], counter[PREVIOUS], counter[CURRENT] = 0, 0, 0
+    if taken > 0 then log_add(counter, 0, 0, now.us, taken) end
+  end
 end
 
 -- The same rules as `Counter::move_to` in limiter-user/src/store/counter.rs, which gives the reasons. Returns whether the
@@ -154,6 +240,9 @@ local function move_to(counter, rule, now)
     end
     changed = from ~= to or counter[INTERVAL] ~= rule.interval
     counter[INTERVAL] = rule.interval
+  elseif rule.kind == LOG then
+    changed = from ~= to
+    counter[WINDOW] = to
   elseif from ~= to then
     advance(counter, div(now.us, from))
     if to < from then
@@ -176,6 +265,7 @@ local function move_to(counter, rule, now)
     end
     return changed
   end
+  if rule.kind == LOG then return log_advance(counter, now) or changed end
   local index = div(now.us, to)
   if counter[INDEX] > index + 1 then
     counter[INDEX] = index
@@ -192,7 +282,7 @@ local function is_counter(value)
     if type(number) ~= 'number' or number < 0 or number > MAX or number ~= math.floor(number) then return false end
   end
   if value[WINDOW] < 1 then return false end
-  return value[KIND] == WINDOWS or (value[KIND] == BUCKET and value[TAT_NS] < 1000 and value[INTERVAL] >= 1)
+  return value[KIND] == WINDOWS or value[KIND] == LOG or (value[KIND] == BUCKET and value[TAT_NS] < 1000 and value[INTERVAL] >= 1)
 end
 
 -- The counter at `key`, moved to now and to its rule; how it is stored: nil, 'current', or 'stale' when it has to be

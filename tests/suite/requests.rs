@@ -266,14 +266,21 @@ fn policy_of_all_algorithms() -> String {
         )
     };
     let leaky = rule("leaky_bucket", "burst = 9\nmax_delay = \"1s\"\nmode = \"shadow\"");
-    [rule("sliding_window", ""), rule("fixed_window", ""), rule("token_bucket", "burst_factor = 1.5"), leaky].concat()
+    [
+        rule("sliding_window", ""),
+        rule("fixed_window", ""),
+        rule("sliding_log", ""),
+        rule("token_bucket", "burst_factor = 1.5"),
+        leaky,
+    ]
+    .concat()
 }
 
 #[test]
 fn every_algorithm_limits_and_says_what_is_left() {
     let setup = Setup::new(KEYS, &policy_of_all_algorithms());
     let agent = setup.start();
-    for (name, ceiling) in [("sliding_window", 10), ("fixed_window", 10), ("token_bucket", 15)] {
+    for (name, ceiling) in [("sliding_window", 10), ("fixed_window", 10), ("sliding_log", 10), ("token_bucket", 15)] {
         let ask = |cost: i64| agent.decide(json!({ "user": "u_1", "path": format!("/{name}"), "cost": cost }));
         for used in 1..=ceiling {
             let answer = ask(1);
@@ -305,7 +312,8 @@ fn a_rule_that_changes_its_algorithm_grants_nobody_a_fresh_start() {
     let setup = Setup::new(KEYS, &policy("fixed_window"));
     let agent = setup.start();
     assert_eq!(agent.decide(json!({ "user": "u_1", "cost": 6 }))["remaining"], 4);
-    for (algorithm, remaining) in [("token_bucket", 3), ("sliding_window", 2), ("token_bucket", 1), ("fixed_window", 0)] {
+    for (algorithm, remaining) in [("token_bucket", 3), ("sliding_log", 2), ("sliding_window", 1), ("fixed_window", 0)]
+    {
         agent.reload(&policy(algorithm));
         assert_eq!(agent.decide(json!({ "user": "u_1" }))["remaining"], remaining, "{algorithm}");
     }
@@ -393,7 +401,9 @@ fn thousands_of_held_answers_cost_memory_only_and_clients_that_go_free_their_pla
     drop(clients);
     limiter_tests::eventually::until("nobody is held", limiter_tests::agent::START, || (held() == 0.0).then_some(()));
     // All places are free but perhaps that of whose turn it was.
-    limiter_tests::eventually::until("places are free", limiter_tests::agent::START, || (left() > 59_900).then_some(()));
+    limiter_tests::eventually::until("places are free", limiter_tests::agent::START, || {
+        (left() > 59_900).then_some(())
+    });
     assert!(left() > before);
 }
 

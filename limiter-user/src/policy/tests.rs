@@ -93,6 +93,7 @@ fn each_algorithm_has_its_parameters() {
         ("", Algorithm::SlidingWindow(window)),
         ("algorithm = \"sliding_window\"", Algorithm::SlidingWindow(window)),
         ("algorithm = \"fixed_window\"", Algorithm::FixedWindow(window)),
+        ("algorithm = \"sliding_log\"", Algorithm::SlidingLog(window)),
         (
             "algorithm = \"token_bucket\"",
             Algorithm::TokenBucket { bucket: Bucket::new(10, window_us, 12).unwrap(), window_us },
@@ -218,13 +219,17 @@ fn bad_policies_are_refused_with_line_and_key() {
             "11: rules[0].endpoint: there is no endpoint group \"login\": declared are search",
         ),
         (
-            limit("algorithm = \"sliding_log\""),
-            "8: rules[0].algorithm: \"sliding_log\" is not available in this version",
+            rule("limit = 10001\nalgorithm = \"sliding_log\""),
+            "7: rules[0].limit: sliding_log remembers each admission, 10000 at most: use sliding_window",
+        ),
+        (
+            rule("limit = 5001\nburst_factor = 2\nalgorithm = \"sliding_log\""),
+            "7: rules[0].limit: sliding_log remembers each admission, 10000 at most: use sliding_window",
         ),
         (
             limit("algorithm = \"magic\""),
             "8: rules[0].algorithm: \"magic\" is not one of \"sliding_window\", \"token_bucket\", \"fixed_window\", \
-             \"leaky_bucket\"",
+             \"sliding_log\", \"leaky_bucket\"",
         ),
         (
             limit("algorithm = \"leaky_bucket\""),

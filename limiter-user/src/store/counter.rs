@@ -1,15 +1,19 @@
 //! One counter as this node knows it: what it admitted itself, what the others are known to have admitted, and how
 //! much of its own the shared store has confirmed. Pure: `lua/sync.lua` is the other half of the exchange.
 
-use limiter_common::sliding_window::{Counts, Window};
+use limiter_common::{
+    sliding_log,
+    sliding_window::{Counts, Window},
+};
 
-use self::{bucket::BucketState, windows::WindowState};
+use self::{bucket::BucketState, log::LogState, windows::WindowState};
 use super::{
     CounterKey,
-    algorithm::{Algorithm, View, in_ns},
+    algorithm::{Algorithm, Kind, View, in_ns},
 };
 
 mod bucket;
+mod log;
 mod windows;
 
 /// What one node has admitted on one counter: totals, not differences. Sending them twice changes nothing, and whatever a
@@ -31,7 +35,17 @@ impl OwnTotals {
     }
 }
 
+/// One admission of a log, named by the node's tag and a number of its own: told twice, it is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoggedAdmission {
+    pub tag: u32,
+    pub number: u32,
+    pub at_us: u64,
+    /// Less what was given back of it.
+    pub cost: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnState {
     Windows {
         /// `current` is of the window `index`, `previous` of the one before.
@@ -50,10 +64,12 @@ pub enum OwnState {
         /// The bucket as this node sees it: what it took itself cannot be more than what that lacks.
         tat_ns: u64,
     },
+    /// The admissions that the shared store does not have as they are.
+    Log { admissions: Vec<LoggedAdmission> },
 }
 
 /// What the shared store knows of a counter after it has taken this node's totals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SharedCounts {
     Windows {
         /// Sums over all nodes.
@@ -68,16 +84,19 @@ pub enum SharedCounts {
         /// This node's total in it.
         own_total: u64,
     },
+    /// All admissions that count, this node's as well.
+    Log { admissions: Vec<LoggedAdmission> },
 }
 
 /// The tag beside the state fills what would be padding: a counter is as small as its numbers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum State {
     Windows { tag: u32, counts: WindowState },
     Bucket { tag: u32, bucket: BucketState },
+    Log { tag: u32, log: Box<LogState> },
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Counter {
     window_us: u64,
     state: State,
@@ -87,19 +106,44 @@ const _: () = assert!(size_of::<Counter>() == 8 + 8 + 7 * 8);
 
 impl Counter {
     pub(super) fn new(algorithm: &Algorithm, now_us: u64, tag: u32) -> Self {
-        let state = match algorithm.bucket() {
-            None => State::Windows { tag, counts: WindowState::new(now_us / algorithm.window_us()) },
-            Some(bucket) => State::Bucket { tag, bucket: BucketState::new(bucket, 0) },
+        let state = match algorithm.kind() {
+            Kind::Windows => State::Windows { tag, counts: WindowState::new(now_us / algorithm.window_us()) },
+            Kind::Bucket(bucket) => State::Bucket { tag, bucket: BucketState::new(bucket, 0) },
+            Kind::Log(_) => State::Log { tag, log: Box::default() },
         };
         Self { window_us: algorithm.window_us(), state }
     }
 
-    /// What the counter stands for: everybody's counts.
+    /// What the counter stands for: everybody's counts. `need` is what has to fit, for the wait if it does not. The counter
+    /// must have been moved to the request.
     #[inline]
-    pub(super) const fn view(&self) -> View {
+    pub(super) fn view(&self, algorithm: &Algorithm, now_us: u64, need: u64) -> View {
         match &self.state {
             State::Windows { counts, .. } => View::Windows(counts.counts()),
             State::Bucket { bucket, .. } => View::Bucket { tat_ns: bucket.tat_ns() },
+            State::Log { log, .. } => Self::view_of_log(log, algorithm, now_us, need),
+        }
+    }
+
+    fn view_of_log(log: &LogState, algorithm: &Algorithm, now_us: u64, need: u64) -> View {
+        let Kind::Log(window) = algorithm.kind() else { return algorithm.unused(now_us) };
+        let used = log.used(window, now_us);
+        View::Log {
+            used,
+            wait_us: sliding_log::wait_us(window, used, log.admissions(), now_us, need),
+            reset_us: log.expires_us(window.window_us).max(now_us),
+        }
+    }
+
+    /// The same as moving it and looking at it, without a change.
+    pub(super) fn peek(&self, algorithm: &Algorithm, now_us: u64, need: u64) -> View {
+        match (&self.state, algorithm.kind()) {
+            (State::Log { log, .. }, Kind::Log(_)) => Self::view_of_log(log, algorithm, now_us, need),
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => {
+                let mut counter = self.clone();
+                counter.move_to(algorithm, now_us);
+                counter.view(algorithm, now_us, need)
+            }
         }
     }
 
@@ -110,22 +154,26 @@ impl Counter {
     /// what was allowed before:
     /// - counts of a window stay, in proportion when it became shorter;
     /// - a bucket keeps the share of it that is taken;
-    /// - from windows to a bucket and back, as many units stay taken as were.
+    /// - between windows, a bucket and a log, as many units stay taken as were.
     #[inline]
     pub(super) fn move_to(&mut self, algorithm: &Algorithm, now_us: u64) -> u64 {
         let window_us = algorithm.window_us();
-        match (&mut self.state, algorithm.bucket()) {
-            (State::Windows { counts, .. }, None) => {
+        match (&mut self.state, algorithm.kind()) {
+            (State::Windows { counts, .. }, Kind::Windows) => {
                 let late = counts.move_to(self.window_us, window_us, now_us);
                 self.window_us = window_us;
                 late
             }
-            (State::Bucket { bucket: state, .. }, Some(bucket)) => {
+            (State::Bucket { bucket: state, .. }, Kind::Bucket(bucket)) => {
                 state.move_to(bucket, self.window_us, window_us, now_us);
                 self.window_us = window_us;
                 0
             }
-            (State::Windows { .. } | State::Bucket { .. }, _) => self.convert(algorithm, now_us),
+            (State::Log { log, .. }, Kind::Log(window)) => {
+                self.window_us = window_us;
+                log.move_to(window, now_us)
+            }
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => self.convert(algorithm, now_us),
         }
     }
 
@@ -134,20 +182,24 @@ impl Counter {
     fn convert(&mut self, algorithm: &Algorithm, now_us: u64) -> u64 {
         let late = self.unconfirmed();
         let window_us = algorithm.window_us();
-        match (self.state, algorithm.bucket()) {
-            (State::Windows { tag, mut counts }, Some(bucket)) => {
+        let old = Window { window_us: self.window_us, ceiling: 0 };
+        let (tag, taken) = match &mut self.state {
+            State::Windows { tag, counts } => {
                 counts.move_to(self.window_us, self.window_us, now_us);
-                let window = Window { window_us: self.window_us, ceiling: 0 };
-                let taken = window.estimate(&counts.counts(), now_us).min(bucket.burst());
-                let state = BucketState::new(bucket, bucket.taken(0, in_ns(now_us), taken));
-                self.state = State::Bucket { tag: next_tag(tag), bucket: state };
+                (*tag, old.estimate(&counts.counts(), now_us))
             }
-            (State::Bucket { tag, bucket }, None) => {
-                let counts = WindowState::of_others(now_us / window_us, bucket.taken_units(now_us));
-                self.state = State::Windows { tag: next_tag(tag), counts };
+            State::Bucket { tag, bucket } => (*tag, bucket.taken_units(now_us)),
+            State::Log { tag, log } => (*tag, log.used(&old, now_us)),
+        };
+        let tag = next_tag(tag);
+        self.state = match algorithm.kind() {
+            Kind::Windows => State::Windows { tag, counts: WindowState::of_others(now_us / window_us, taken) },
+            Kind::Bucket(bucket) => {
+                let tat_ns = bucket.taken(0, in_ns(now_us), taken.min(bucket.burst()));
+                State::Bucket { tag, bucket: BucketState::new(bucket, tat_ns) }
             }
-            (State::Windows { .. }, None) | (State::Bucket { .. }, Some(_)) => {}
-        }
+            Kind::Log(_) => State::Log { tag, log: Box::new(LogState::of_others(now_us, taken)) },
+        };
         self.window_us = window_us;
         late
     }
@@ -158,6 +210,7 @@ impl Counter {
         match (&mut self.state, algorithm.bucket()) {
             (State::Windows { counts, .. }, _) => counts.charge(cost),
             (State::Bucket { bucket: state, .. }, Some(bucket)) => state.charge(bucket, now_us, cost),
+            (State::Log { tag, log }, _) => log.charge(*tag, now_us, cost),
             (State::Bucket { .. }, None) => {}
         }
     }
@@ -167,19 +220,21 @@ impl Counter {
         match (&mut self.state, algorithm.bucket()) {
             (State::Windows { counts, .. }, _) => counts.give_back(cost),
             (State::Bucket { bucket: state, .. }, Some(bucket)) => state.give_back(bucket, now_us, cost),
+            (State::Log { tag, log }, _) => log.give_back(*tag, cost),
             (State::Bucket { .. }, None) => {}
         }
     }
 
     /// The instant from which the counter says nothing that an absent one does not say.
-    pub(super) const fn expires_us(&self) -> u64 {
+    pub(super) fn expires_us(&self) -> u64 {
         match &self.state {
             State::Windows { counts, .. } => counts.expires_us(self.window_us),
             State::Bucket { bucket, .. } => bucket.tat_ns().div_ceil(1000),
+            State::Log { log, .. } => log.expires_us(self.window_us),
         }
     }
 
-    pub(super) const fn is_expired(&self, now_us: u64) -> bool {
+    pub(super) fn is_expired(&self, now_us: u64) -> bool {
         self.expires_us() <= now_us
     }
 
@@ -191,30 +246,34 @@ impl Counter {
                 counts.previous.saturating_add(counts.current)
             }
             State::Bucket { bucket, .. } => bucket.taken_units(now_us),
+            State::Log { log, .. } => log.weight(),
         }
     }
 
     /// Own units that the shared store has not confirmed.
-    pub(super) const fn unconfirmed(&self) -> u64 {
+    pub(super) fn unconfirmed(&self) -> u64 {
         match &self.state {
             State::Windows { counts, .. } => counts.unconfirmed(),
             State::Bucket { bucket, .. } => bucket.unconfirmed(),
+            State::Log { log, .. } => log.unconfirmed(),
         }
     }
 
     /// Whether the shared store knows something else of this node than this node does.
-    const fn differs(&self) -> bool {
+    fn differs(&self) -> bool {
         match &self.state {
             State::Windows { counts, .. } => counts.differs(),
             State::Bucket { bucket, .. } => bucket.differs(),
+            State::Log { log, .. } => log.differs(),
         }
     }
 
     /// Whether there is anything to tell the shared store.
-    pub(super) const fn has_own_counts(&self) -> bool {
+    pub(super) fn has_own_counts(&self) -> bool {
         match &self.state {
             State::Windows { counts, .. } => counts.has_own_counts(),
             State::Bucket { bucket, .. } => bucket.has_own_counts(),
+            State::Log { tag, log } => log.has_own(*tag),
         }
     }
 
@@ -223,6 +282,7 @@ impl Counter {
         match &mut self.state {
             State::Windows { counts, .. } => counts.move_to(self.window_us, self.window_us, now_us),
             State::Bucket { .. } => 0,
+            State::Log { log, .. } => log.move_to(&Window { window_us: self.window_us, ceiling: 0 }, now_us),
         }
     }
 
@@ -230,6 +290,7 @@ impl Counter {
         let (tag, state) = match &self.state {
             State::Windows { tag, counts } => (*tag, counts.own_state()),
             State::Bucket { tag, bucket } => (*tag, bucket.own_state()),
+            State::Log { tag, log } => (*tag, OwnState::Log { admissions: log.untold() }),
         };
         OwnTotals { key, tag, window_us: self.window_us, state }
     }
@@ -251,7 +312,11 @@ impl Counter {
                 bucket.learn(tat_ns, own_total, now_us);
                 0
             }
-            (State::Windows { .. } | State::Bucket { .. }, _) => return (0, false),
+            (State::Log { tag, log }, SharedCounts::Log { admissions }) if *tag == sent.tag => {
+                log.learn(admissions, *tag);
+                0
+            }
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => return (0, false),
         };
         (late, self.differs())
     }
@@ -284,14 +349,19 @@ mod tests {
     }
 
     fn counts(counter: &Counter) -> Counts {
-        match counter.view() {
+        match counter.view(&window(1000), 0, 0) {
             View::Windows(counts) => counts,
-            View::Bucket { .. } => panic!("{counter:?}"),
+            View::Bucket { .. } | View::Log { .. } => panic!("{counter:?}"),
         }
     }
 
     /// What the store says: sums, and our part of them.
-    fn learn(counter: &mut Counter, index: u64, [previous, current]: [u64; 2], [own_previous, own_current]: [u64; 2]) -> u64 {
+    fn learn(
+        counter: &mut Counter,
+        index: u64,
+        [previous, current]: [u64; 2],
+        [own_previous, own_current]: [u64; 2],
+    ) -> u64 {
         let key = CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
         let counts = Counts { index, previous, current };
         let sent = counter.own_totals(key);
@@ -364,8 +434,12 @@ mod tests {
         Algorithm::TokenBucket { bucket: Bucket::new(limit, window_us, limit).unwrap(), window_us }
     }
 
+    fn log(ceiling: u64, window_us: u64) -> Algorithm {
+        Algorithm::SlidingLog(Window { window_us, ceiling })
+    }
+
     fn left(counter: &Counter, algorithm: &Algorithm, now_us: u64) -> u64 {
-        algorithm.remaining(counter.view(), now_us)
+        algorithm.remaining(counter.view(algorithm, now_us, 0), now_us)
     }
 
     #[test]
@@ -385,6 +459,10 @@ mod tests {
             (Algorithm::sliding_window(MINUTE, 10), 10, bucket(5, MINUTE), 0),
             (bucket(10, MINUTE), 4, Algorithm::FixedWindow(Window { window_us: MINUTE, ceiling: 10 }), 6),
             (bucket(10, MINUTE), 4, Algorithm::sliding_window(60 * MINUTE, 100), 96),
+            (Algorithm::sliding_window(MINUTE, 10), 4, log(10, MINUTE), 6),
+            (bucket(10, MINUTE), 10, log(5, MINUTE), 0),
+            (log(10, MINUTE), 4, bucket(10, MINUTE), 6),
+            (log(10, MINUTE), 4, log(10, 60 * MINUTE), 6),
             (
                 Algorithm::sliding_window(MINUTE, 10),
                 4,
@@ -409,6 +487,7 @@ mod tests {
         for algorithm in [
             bucket(10, SECOND),
             Algorithm::sliding_window(SECOND, 10),
+            log(10, SECOND),
             Algorithm::FixedWindow(Window { window_us: SECOND, ceiling: 10 }),
         ] {
             let mut counter = Counter::new(&algorithm, now_us, 7);
@@ -441,5 +520,42 @@ mod tests {
         let stranger = OwnTotals { tag: 8, ..sent };
         counter.learn(&stranger, &SharedCounts::Bucket { tat_ns: 0, own_total: 0 }, now_us);
         assert_eq!((left(&counter, &algorithm, now_us), counter.unconfirmed()), (2, 1));
+    }
+
+    #[test]
+    fn a_shared_log_has_each_admission_once() {
+        let (algorithm, now_us) = (log(100, 1000), 1_000_000);
+        let mut counter = Counter::new(&algorithm, now_us, 7);
+        for at in [0, 0, 1, 2] {
+            counter.charge(&algorithm, now_us + at, 1);
+        }
+        let key = || CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
+        let sent = counter.own_totals(key());
+        let OwnState::Log { admissions } = &sent.state else { panic!("{sent:?}") };
+        assert_eq!(admissions.iter().map(|admission| admission.cost).collect::<Vec<_>>(), [2, 1, 1]);
+        // Another node's lie between, told twice.
+        let other = LoggedAdmission { tag: 8, number: 0, at_us: now_us + 1, cost: 5 };
+        let mut all = admissions.clone();
+        all.insert(1, other);
+        for _ in 0..2 {
+            let shared = SharedCounts::Log { admissions: all.clone() };
+            assert_eq!(counter.learn(&sent, &shared, now_us), (0, false));
+            assert_eq!(left(&counter, &algorithm, now_us + 2), 91);
+        }
+        // Given back here, it is to be told; given back there, it is learnt.
+        counter.give_back(&algorithm, now_us + 2, 2);
+        let OwnState::Log { admissions: told } = counter.own_totals(key()).state else { panic!() };
+        assert_eq!(
+            told.iter().map(|admission| (admission.number, admission.cost)).collect::<Vec<_>>(),
+            [(1, 0), (2, 0)]
+        );
+        let shared = SharedCounts::Log { admissions: vec![LoggedAdmission { cost: 1, ..other }] };
+        assert_eq!(counter.learn(&sent, &shared, now_us), (0, true), "the store has forgotten ours");
+        assert_eq!(left(&counter, &algorithm, now_us + 2), 97);
+        // One after the other they leave the window.
+        for (at, remaining) in [(999, 97), (1000, 99), (1001, 100)] {
+            counter.move_to(&algorithm, now_us + at);
+            assert_eq!(left(&counter, &algorithm, now_us + at), remaining, "{at}");
+        }
     }
 }

@@ -121,29 +121,28 @@ impl MemoryStore {
             let shard = &mut locks[place.lock];
             let algorithm = &cell.algorithm;
             place.slot = shard.find(place.hash, &cell.key);
+            // A counter that appears twice in a request has to hold the sum.
+            let taken = if number == 0 { 0 } else { taken_before(cells, &outcomes, number) };
+            let need = cell.cost.saturating_add(taken);
             let unused = || algorithm.unused(now_us);
             place.view = match (place.slot, charge) {
                 (None, _) => unused(),
                 (Some(slot), Charge::Commit | Charge::Refund) => {
                     shard.move_to(slot, algorithm, now_us);
-                    shard.counter(slot).map_or_else(unused, |counter| counter.view())
+                    shard.counter(slot).map_or_else(unused, |counter| counter.view(algorithm, now_us, need))
                 }
-                (Some(slot), Charge::Peek) => shard.counter(slot).map_or_else(unused, |counter| {
-                    let mut counter = *counter;
-                    counter.move_to(algorithm, now_us);
-                    counter.view()
-                }),
+                (Some(slot), Charge::Peek) => {
+                    shard.counter(slot).map_or_else(unused, |counter| counter.peek(algorithm, now_us, need))
+                }
             };
             if charge == Charge::Refund {
                 if let Some(slot) = place.slot {
                     shard.give_back(slot, algorithm, now_us, cell.cost);
-                    place.view = shard.counter(slot).map_or_else(unused, |counter| counter.view());
+                    place.view = shard.counter(slot).map_or_else(unused, |counter| counter.view(algorithm, now_us, 0));
                 }
                 outcomes.push(CellOutcome::new(Outcome::Allowed, algorithm.reset_us(place.view, now_us)));
                 continue;
             }
-            // A counter that appears twice in a request has to hold the sum.
-            let taken = if number == 0 { 0 } else { taken_before(cells, &outcomes, number) };
             let (outcome, delay_us) = algorithm.check(algorithm.taken(place.view, now_us, taken), now_us, cell.cost);
             outcomes.push(CellOutcome { delay_us, ..CellOutcome::new(outcome, 0) });
         }

@@ -395,10 +395,12 @@ struct Seen {
     lost: u64,
 }
 
-/// A bucket heals by itself: what it lacked is told with each message.
+/// Buckets and logs heal by themselves: what Redis does not have of them is told with the next message.
 fn is_lost(totals: &OwnTotals, reply: &SyncReply) -> bool {
-    match totals.state {
-        OwnState::Windows { acknowledged_current, .. } => reply.known.is_some_and(|known| known < acknowledged_current),
-        OwnState::Bucket { .. } => false,
+    match &totals.state {
+        OwnState::Windows { acknowledged_current, .. } => {
+            reply.known.is_some_and(|known| known < *acknowledged_current)
+        }
+        OwnState::Bucket { .. } | OwnState::Log { .. } => false,
     }
 }

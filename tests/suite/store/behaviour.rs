@@ -109,12 +109,13 @@ pub(crate) fn leaky_bucket(limit: u64, window_us: u64) -> Algorithm {
 }
 
 /// Every algorithm with a ceiling and a window: what is the same for all of them is asked of all of them.
-pub(crate) fn every(ceiling: u64, window_us: u64) -> [(&'static str, Algorithm); 4] {
+pub(crate) fn every(ceiling: u64, window_us: u64) -> [(&'static str, Algorithm); 5] {
     [
         ("sliding_window", Algorithm::sliding_window(window_us, ceiling)),
         ("fixed_window", fixed_window(ceiling, window_us)),
         ("token_bucket", token_bucket(ceiling, window_us)),
         ("leaky_bucket", leaky_bucket(ceiling, window_us)),
+        ("sliding_log", Algorithm::SlidingLog(Window { window_us, ceiling })),
     ]
 }
 
@@ -317,7 +318,8 @@ async fn no_parameter_means_unlimited<F: Fixture>() {
         for ceiling in extremes {
             for cost in extremes.into_iter().filter(|&cost| cost >= 1) {
                 let key = user(&format!("{window_us} {ceiling} {cost}"), "extremes");
-                let cells = [Cell { key, algorithm: Algorithm::sliding_window(window_us, ceiling), cost, enforced: true }];
+                let cells =
+                    [Cell { key, algorithm: Algorithm::sliding_window(window_us, ceiling), cost, enforced: true }];
                 let mut left = ceiling;
                 for _ in 0..3 {
                     let answer = check(fixture.store(), T0, &cells).await[0];
@@ -492,6 +494,7 @@ async fn each_algorithm_refills_in_its_own_way<F: Fixture>() {
         [0, 0, 10, 10],
         [1, 4, 5, 10],
         [1, 4, 5, 10],
+        [0, 0, 0, 10],
     ]) {
         let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
         let all = [Cell { cost: 10, ..cells[0].clone() }];
@@ -579,7 +582,10 @@ async fn requests_over_counters_of_all_algorithms_are_charged_together_or_not_at
         assert!(answers[0].outcome == Outcome::Allowed && is_denied(answers[1].outcome), "{answers:?}");
         let twice = [cell.clone(), Cell { cost: 8, ..cell }];
         let answers = check(fixture.store(), T0, &twice).await;
-        assert!(answers.iter().all(|answer| (answer.outcome, answer.remaining) == (Outcome::Allowed, 0)), "{answers:?}");
+        assert!(
+            answers.iter().all(|answer| (answer.outcome, answer.remaining) == (Outcome::Allowed, 0)),
+            "{answers:?}"
+        );
     }
 }
 
@@ -589,7 +595,7 @@ async fn tasks_get_exactly_the_ceiling_of_every_algorithm<F: Fixture>() {
         .map(|_| {
             let store = fixture.store().clone();
             tokio::spawn(async move {
-                let mut allowed = [0; 4];
+                let mut allowed = [0; 5];
                 for _ in 0..10 {
                     for (number, (name, algorithm)) in every(50, MINUTE).into_iter().enumerate() {
                         let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
@@ -600,13 +606,13 @@ async fn tasks_get_exactly_the_ceiling_of_every_algorithm<F: Fixture>() {
             })
         })
         .collect();
-    let mut sums = [0; 4];
+    let mut sums = [0; 5];
     for task in tasks {
         for (sum, allowed) in sums.iter_mut().zip(task.await.unwrap()) {
             *sum += allowed;
         }
     }
-    assert_eq!(sums, [50; 4]);
+    assert_eq!(sums, [50; 5]);
 }
 
 /// From each algorithm to each other, with what was taken: nobody gets a fresh counter, and nobody is locked out.
@@ -654,6 +660,28 @@ async fn a_bucket_of_another_size_keeps_the_share_that_is_taken<F: Fixture>() {
     }
 }
 
+async fn a_sliding_log_is_exact<F: Fixture>() {
+    let fixture = F::start().await;
+    let with_cost = |cost| {
+        let algorithm = Algorithm::SlidingLog(Window { window_us: MINUTE, ceiling: 10 });
+        [Cell { algorithm, cost, ..cell(user("u", "log"), 0) }]
+    };
+    let second = 1_000_000;
+    for (at, cost) in [(50, 4), (55, 3), (58, 3)] {
+        assert_eq!(check(fixture.store(), T0 + at * second, &with_cost(cost)).await[0].outcome, Outcome::Allowed);
+    }
+    // The end of the minute means nothing; each admission leaves a minute after it came.
+    for (at, cost, wait) in [(60, 1, 50), (60, 4, 50), (60, 5, 55), (60, 7, 55), (60, 8, 58), (109, 1, 1)] {
+        let answer = check(fixture.store(), T0 + at * second, &with_cost(cost)).await[0];
+        assert_eq!(answer.outcome, Outcome::Denied { retry_after_us: wait * second }, "{at} {cost}");
+        assert_eq!(answer.reset_us, T0 + 118 * second);
+    }
+    let answer = check(fixture.store(), T0 + 110 * second, &with_cost(4)).await[0];
+    assert_eq!((answer.outcome, answer.remaining, answer.reset_us), (Outcome::Allowed, 0, T0 + 170 * second));
+    assert!(is_denied(check(fixture.store(), T0 + 115 * second - 1, &with_cost(1)).await[0].outcome));
+    assert_eq!(peek(fixture.store(), T0 + 115 * second, &with_cost(3)).await[0].remaining, 3);
+}
+
 async fn large_buckets_are_exact<F: Fixture>() {
     let fixture = F::start().await;
     // As slow, as large and as fast as can be.
@@ -664,7 +692,8 @@ async fn large_buckets_are_exact<F: Fixture>() {
         (1 << 33, 100 * 24 * 60 * MINUTE),
         (3, 100 * 24 * 60 * MINUTE),
     ] {
-        for (name, algorithm) in [("token", token_bucket(limit, window_us)), ("leaky", leaky_bucket(limit, window_us))] {
+        for (name, algorithm) in [("token", token_bucket(limit, window_us)), ("leaky", leaky_bucket(limit, window_us))]
+        {
             let with_cost = |cost| [Cell { cost, algorithm, ..cell(user(&format!("{limit} {name}"), "large"), 0) }];
             let now = T0 + 1;
             assert_eq!(check(fixture.store(), now, &with_cost(limit - 2)).await[0].remaining, 2, "{name} {limit}");
@@ -725,6 +754,7 @@ macro_rules! store_suite {
             tasks_get_exactly_the_ceiling_of_every_algorithm,
             another_algorithm_by_a_new_policy_is_no_fresh_counter,
             a_bucket_of_another_size_keeps_the_share_that_is_taken,
+            a_sliding_log_is_exact,
             large_buckets_are_exact,
             no_cells_are_no_reason_to_deny,
         }

@@ -14,7 +14,7 @@ use limiter_user::{
     config::Secret,
     store::{
         Algorithm, At, Cell, Charge, Store, StoreError,
-        counter::{OwnState, OwnTotals, SharedCounts},
+        counter::{LoggedAdmission, OwnState, OwnTotals, SharedCounts},
         redis::{RedisConfig, RedisStore, redis_key},
     },
 };
@@ -357,14 +357,14 @@ type Reply = limiter_user::store::redis::SyncReply;
 fn sums(reply: &Reply) -> Counts {
     match reply.shared {
         SharedCounts::Windows { counts, .. } => counts,
-        SharedCounts::Bucket { .. } => panic!("{reply:?}"),
+        SharedCounts::Bucket { .. } | SharedCounts::Log { .. } => panic!("{reply:?}"),
     }
 }
 
 fn own(reply: &Reply) -> (u64, u64) {
     match reply.shared {
         SharedCounts::Windows { own_previous, own_current, .. } => (own_previous, own_current),
-        SharedCounts::Bucket { .. } => panic!("{reply:?}"),
+        SharedCounts::Bucket { .. } | SharedCounts::Log { .. } => panic!("{reply:?}"),
     }
 }
 
@@ -424,7 +424,8 @@ const HOURLY_NS: u64 = 3_600_000_000_000;
 /// What a node says that has taken `total` of a bucket of 100 and believes it to lack `lacks` units.
 fn bucket_totals(name: &str, now_us: u64, total: u64, acknowledged: u64, lacks: u64) -> OwnTotals {
     let (interval_ns, fill_ns) = (HOURLY_NS, 100 * HOURLY_NS);
-    let state = OwnState::Bucket { interval_ns, fill_ns, total, acknowledged, tat_ns: now_us * 1000 + lacks * HOURLY_NS };
+    let state =
+        OwnState::Bucket { interval_ns, fill_ns, total, acknowledged, tat_ns: now_us * 1000 + lacks * HOURLY_NS };
     OwnTotals { key: user(name, "bucket"), tag: 0, window_us: 60 * MINUTE, state }
 }
 
@@ -474,6 +475,41 @@ async fn a_bucket_that_redis_has_lost_is_filled_by_what_nodes_see() {
     // Each saw the other's part, so they are not added up; what is new is.
     assert_eq!(send(1, 11, 10, 18).await, (18, 11));
     assert_eq!(send(2, 9, 7, 19).await, (20, 9));
+}
+
+#[tokio::test]
+async fn admissions_sent_twice_count_once() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let now_us = store.time_us(WAIT).await.unwrap();
+    // Number, seconds ago, cost.
+    let send = async |tag, admissions: &[(u32, u64, u64)]| {
+        let admission = |&(number, ago, cost): &(u32, u64, u64)| LoggedAdmission {
+            tag,
+            number,
+            at_us: now_us - ago * SECOND,
+            cost,
+        };
+        let state = OwnState::Log { admissions: admissions.iter().map(admission).collect() };
+        let sent = OwnTotals { key: user("u", "log"), tag, window_us: 60 * MINUTE, state };
+        match exchange(&store, tag, sent).await.shared {
+            SharedCounts::Log { admissions } => {
+                admissions.iter().map(|a| (a.tag, (now_us - a.at_us) / SECOND, a.cost)).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(send(1, &[(0, 100, 2), (1, 50, 1)]).await, [(1, 100, 2), (1, 50, 1)]);
+    assert_eq!(send(1, &[(0, 100, 2), (1, 50, 1)]).await, [(1, 100, 2), (1, 50, 1)], "the same again");
+    // Those of another node have their places by time.
+    assert_eq!(send(2, &[(0, 200, 5), (1, 70, 3)]).await, [(2, 200, 5), (1, 100, 2), (2, 70, 3), (1, 50, 1)]);
+    // Given back, and then told by an old message.
+    assert_eq!(send(1, &[(0, 100, 0)]).await, [(2, 200, 5), (1, 100, 0), (2, 70, 3), (1, 50, 1)]);
+    assert_eq!(send(1, &[(0, 100, 2)]).await, [(2, 200, 5), (1, 100, 0), (2, 70, 3), (1, 50, 1)]);
+    // What is over does not count.
+    assert_eq!(send(2, &[(2, 3601, 9)]).await.len(), 4);
+    let cells = [Cell { algorithm: every(10, 60 * MINUTE)[4].1, ..cell(user("u", "log"), 0) }];
+    assert_eq!(store.check(At::StoreClock, Charge::Peek, &cells).await.unwrap()[0].remaining, 1);
 }
 
 #[tokio::test]

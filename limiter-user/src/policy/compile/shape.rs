@@ -5,6 +5,7 @@ use std::time::Duration;
 use limiter_common::{
     bucket::{Bucket, BucketError},
     leaky_bucket::LeakyBucket,
+    sliding_log,
     sliding_window::{BurstFactor, Window},
 };
 
@@ -24,6 +25,7 @@ enum Word {
     FixedWindow,
     TokenBucket,
     LeakyBucket,
+    SlidingLog,
 }
 
 impl Word {
@@ -31,6 +33,7 @@ impl Word {
         ("sliding_window", Self::SlidingWindow),
         ("token_bucket", Self::TokenBucket),
         ("fixed_window", Self::FixedWindow),
+        ("sliding_log", Self::SlidingLog),
         ("leaky_bucket", Self::LeakyBucket),
     ];
 }
@@ -51,7 +54,6 @@ impl Shape {
     pub(super) fn read(raw: &RawRule<'_>, window_us: Option<u64>) -> Self {
         let word = match &raw.algorithm {
             None => Some(Word::SlidingWindow),
-            Some(value) if value.is_later(&["sliding_log"]) => None,
             Some(value) => value.one_of(Word::ALL),
         };
         // A word that is none says nothing about other fields.
@@ -82,17 +84,26 @@ impl Shape {
     }
 
     /// `most` is the limit times the burst factor.
-    pub(super) fn algorithm(&self, limit: u64, window_us: u64, most: u64) -> Result<Algorithm, BucketError> {
+    pub(super) fn algorithm(&self, limit: u64, window_us: u64, most: u64) -> Result<Algorithm, String> {
+        let refused = |error: BucketError| error.to_string();
         let window = Window { window_us, ceiling: most };
         Ok(match self.word {
             Word::SlidingWindow => Algorithm::SlidingWindow(window),
             Word::FixedWindow => Algorithm::FixedWindow(window),
-            Word::TokenBucket => Algorithm::TokenBucket { bucket: Bucket::new(limit, window_us, most)?, window_us },
+            Word::SlidingLog if most > sliding_log::MAX_CEILING => {
+                let bound = sliding_log::MAX_CEILING;
+                return Err(format!("sliding_log remembers each admission, {bound} at most: use sliding_window"));
+            }
+            Word::SlidingLog => Algorithm::SlidingLog(window),
+            Word::TokenBucket => {
+                Algorithm::TokenBucket { bucket: Bucket::new(limit, window_us, most).map_err(refused)?, window_us }
+            }
             Word::LeakyBucket => {
                 // Without a bound of its own, a request waits as long as the queue is.
                 let longest_us = u64::try_from(MAX_DELAY.as_micros()).unwrap_or(u64::MAX);
                 let max_delay_us = self.max_delay_us.unwrap_or(longest_us);
-                Algorithm::LeakyBucket { bucket: LeakyBucket::new(limit, window_us, self.queue, max_delay_us)?, window_us }
+                let bucket = LeakyBucket::new(limit, window_us, self.queue, max_delay_us).map_err(refused)?;
+                Algorithm::LeakyBucket { bucket, window_us }
             }
         })
     }

@@ -47,7 +47,7 @@ fn alone(sent: &OwnTotals) -> SharedCounts {
 fn windows(sent: &OwnTotals) -> (Counts, u64) {
     match sent.state {
         OwnState::Windows { counts, acknowledged_current } => (counts, acknowledged_current),
-        OwnState::Bucket { .. } => panic!("{sent:?}"),
+        OwnState::Bucket { .. } | OwnState::Log { .. } => panic!("{sent:?}"),
     }
 }
 
@@ -226,7 +226,7 @@ impl Model {
         match view {
             None => algorithm.unused(now_us),
             Some(View::Windows(counts)) => View::Windows(counts.at(now_us / algorithm.window_us())),
-            Some(bucket @ View::Bucket { .. }) => bucket,
+            Some(other @ (View::Bucket { .. } | View::Log { .. })) => other,
         }
     }
 

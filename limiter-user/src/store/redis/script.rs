@@ -9,7 +9,7 @@ use redis::{Cmd, Value};
 use crate::store::{
     Algorithm, Cell, CellOutcome, Charge,
     algorithm::{View, in_ns},
-    counter::{OwnState, OwnTotals, SharedCounts},
+    counter::{LoggedAdmission, OwnState, OwnTotals, SharedCounts},
     taken_before,
 };
 
@@ -61,6 +61,7 @@ pub(super) type Misfit = String;
 /// How the scripts call the algorithms and the kinds of counters.
 const WINDOWS: u8 = 1;
 const BUCKET: u8 = 2;
+const LOG: u8 = 3;
 
 const fn code(algorithm: &Algorithm) -> u8 {
     match algorithm {
@@ -68,6 +69,7 @@ const fn code(algorithm: &Algorithm) -> u8 {
         Algorithm::FixedWindow(_) => 2,
         Algorithm::TokenBucket { .. } => 3,
         Algorithm::LeakyBucket { .. } => 4,
+        Algorithm::SlidingLog(_) => 5,
     }
 }
 
@@ -88,7 +90,10 @@ pub(super) fn decide(script: &Script, now_us: u64, charge: Charge, cells: &[Cell
         let interval_ns = algorithm.bucket().map_or(0, Bucket::interval_ns);
         let max_delay_us = match algorithm {
             Algorithm::LeakyBucket { bucket, .. } => bucket.max_delay_us(),
-            Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) | Algorithm::TokenBucket { .. } => 0,
+            Algorithm::SlidingWindow(_)
+            | Algorithm::FixedWindow(_)
+            | Algorithm::SlidingLog(_)
+            | Algorithm::TokenBucket { .. } => 0,
         };
         call.arg(code(algorithm)).arg(algorithm.window_us()).arg(algorithm.ceiling());
         call.arg(interval_ns).arg(max_delay_us).arg(cell.cost).arg(u8::from(cell.enforced));
@@ -116,8 +121,11 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
         let state = [unsigned(fields[1])?, unsigned(fields[2])?, unsigned(fields[3])?];
         // The state after the decision, and the one that the cost was weighed against.
         let (view, weighed) = match algorithm {
-            Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) => {
-                let view = View::Windows(Counts { index: state[0], previous: state[1], current: state[2] });
+            Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) | Algorithm::SlidingLog(_) => {
+                let view = match algorithm {
+                    Algorithm::SlidingLog(_) => View::Log { used: state[0], wait_us: state[1], reset_us: state[2] },
+                    _ => View::Windows(Counts { index: state[0], previous: state[1], current: state[2] }),
+                };
                 // Charged only with the cells before it that allow, which is what it was denied over; when the
                 // request passed in spite of it (a shadow cell), those are in the counts already.
                 let charged = charge == Charge::Commit && passes_by(rest, cells);
@@ -149,10 +157,12 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
 
 /// Windows and ceilings above what Lua can count are taken as that. Buckets are never so large.
 fn as_lua_takes_it(algorithm: Algorithm) -> Algorithm {
-    let bounded = |Window { window_us, ceiling }| Window { window_us: window_us.clamp(1, MAX), ceiling: ceiling.min(MAX) };
+    let bounded =
+        |Window { window_us, ceiling }| Window { window_us: window_us.clamp(1, MAX), ceiling: ceiling.min(MAX) };
     match algorithm {
         Algorithm::SlidingWindow(window) => Algorithm::SlidingWindow(bounded(window)),
         Algorithm::FixedWindow(window) => Algorithm::FixedWindow(bounded(window)),
+        Algorithm::SlidingLog(window) => Algorithm::SlidingLog(bounded(window)),
         bucket @ (Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. }) => bucket,
     }
 }
@@ -161,7 +171,10 @@ fn as_lua_takes_it(algorithm: Algorithm) -> Algorithm {
 const fn delay_us(algorithm: &Algorithm, lacked_ns: u64) -> u64 {
     match algorithm {
         Algorithm::LeakyBucket { .. } => lacked_ns.div_ceil(1000),
-        Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) | Algorithm::TokenBucket { .. } => 0,
+        Algorithm::SlidingWindow(_)
+        | Algorithm::FixedWindow(_)
+        | Algorithm::SlidingLog(_)
+        | Algorithm::TokenBucket { .. } => 0,
     }
 }
 
@@ -173,47 +186,60 @@ fn passes_by(fields: &[i64], cells: &[Cell]) -> bool {
 pub(super) fn sync(script: &Script, number: u64, totals: &OwnTotals, key: &[u8]) -> Cmd {
     let mut call = script.call(1);
     call.arg(key).arg(totals.tag).arg(number);
-    match totals.state {
+    match &totals.state {
         OwnState::Windows { counts: Counts { index, previous, current }, .. } => {
             call.arg(WINDOWS).arg(totals.window_us).arg(index).arg(previous).arg(current);
         }
         OwnState::Bucket { interval_ns, fill_ns, total, acknowledged, tat_ns } => {
-            call.arg(BUCKET).arg(totals.window_us).arg(interval_ns).arg(fill_ns / interval_ns.max(1));
+            call.arg(BUCKET).arg(totals.window_us).arg(interval_ns).arg(fill_ns / (*interval_ns).max(1));
             call.arg(total).arg(acknowledged).arg(tat_ns / 1000).arg(tat_ns % 1000);
+        }
+        OwnState::Log { admissions } => {
+            call.arg(LOG).arg(totals.window_us).arg(admissions.len());
+            for admission in admissions {
+                call.arg(admission.number).arg(admission.at_us).arg(admission.cost);
+            }
         }
     }
     call
 }
 
 /// What `sync.lua` said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncReply {
     pub now_us: u64,
     /// The totals' window has not begun by Redis' clock; nothing was taken.
     pub ahead: bool,
     /// The key held something that is no counter.
     pub replaced: bool,
-    /// What Redis knew of this node's part of the sent window before; `None` when that window is over, and of buckets.
+    /// What Redis knew of this node's part of the sent window before; `None` when that window is over, and of buckets and logs.
     pub known: Option<u64>,
     pub shared: SharedCounts,
 }
 
 pub(super) fn synced(reply: Value, sent: &OwnState) -> Result<SyncReply, Misfit> {
     let numbers = integers(reply)?;
-    let &[now_us, status, replaced, known, a, b, c, d, e] = &numbers[..] else {
-        return Err(format!("{} numbers", numbers.len()));
-    };
-    let (a, b, c, d, e) = (unsigned(a)?, unsigned(b)?, unsigned(c)?, unsigned(d)?, unsigned(e)?);
+    let misfit = || format!("{} numbers", numbers.len());
+    let (&[now_us, status, replaced, known], state) = numbers.split_first_chunk().ok_or_else(misfit)?;
+    let state = state.iter().map(|&number| unsigned(number)).collect::<Result<Vec<u64>, _>>()?;
     let shared = match sent {
-        OwnState::Windows { .. } => SharedCounts::Windows {
-            counts: Counts { index: a, previous: b, current: c },
-            own_previous: d,
-            own_current: e,
-        },
-        OwnState::Bucket { .. } => SharedCounts::Bucket {
-            tat_ns: a.checked_mul(1000).and_then(|ns| ns.checked_add(b)).ok_or("an instant beyond all times")?,
-            own_total: c,
-        },
+        OwnState::Windows { .. } => {
+            let &[index, previous, current, own_previous, own_current] = &state[..] else { return Err(misfit()) };
+            SharedCounts::Windows { counts: Counts { index, previous, current }, own_previous, own_current }
+        }
+        OwnState::Bucket { .. } => {
+            let &[tat_us, tat_ns, own_total] = &state[..] else { return Err(misfit()) };
+            let tat_ns = tat_us.checked_mul(1000).and_then(|ns| ns.checked_add(tat_ns));
+            SharedCounts::Bucket { tat_ns: tat_ns.ok_or("an instant beyond all times")?, own_total }
+        }
+        OwnState::Log { .. } => {
+            let (admissions, []) = state.as_chunks::<4>() else { return Err(misfit()) };
+            let short = |number: u64| u32::try_from(number).map_err(|error| format!("{number}: {error}"));
+            let admission = |&[tag, number, at_us, cost]: &[u64; 4]| {
+                Ok::<_, Misfit>(LoggedAdmission { tag: short(tag)?, number: short(number)?, at_us, cost })
+            };
+            SharedCounts::Log { admissions: admissions.iter().map(admission).collect::<Result<_, _>>()? }
+        }
     };
     Ok(SyncReply {
         now_us: unsigned(now_us)?,
@@ -248,8 +274,9 @@ mod tests {
             let key = crate::store::CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
             OwnTotals { key, tag: 1, window_us: 1, state }
         };
-        let bucket = OwnState::Bucket { interval_ns: 1, fill_ns: 1, total: 0, acknowledged: 0, tat_ns: 0 };
-        for (state, arity) in [(OWN, 7), (bucket, 10)] {
+        let bucket = || OwnState::Bucket { interval_ns: 1, fill_ns: 1, total: 0, acknowledged: 0, tat_ns: 0 };
+        let admissions = vec![LoggedAdmission { tag: 1, number: 0, at_us: 1, cost: 1 }];
+        for (state, arity) in [(OWN, 7), (bucket(), 10), (OwnState::Log { admissions }, 8)] {
             // The command, the hash, the number of keys and the key come before.
             let arguments = sync(&script, 1, &totals(state), b"k").args_iter().count() - 4;
             assert_eq!(arguments, arity);
@@ -257,9 +284,11 @@ mod tests {
         }
         assert!(!header(11));
         let reply = script.text.lines().find(|line| line.starts_with("-- Returns")).unwrap();
-        assert!(reply.contains("then five numbers") && reply.matches(',').count() == 4, "{reply}");
-        assert!(synced(Value::Array(vec![Value::Int(0); 9]), &OWN).is_ok());
-        assert!(synced(Value::Array(vec![Value::Int(0); 8]), &OWN).is_err());
+        assert!(reply.contains("then its state") && reply.matches(',').count() == 4, "{reply}");
+        for (own, numbers) in [(OWN, 9), (bucket(), 7), (OwnState::Log { admissions: Vec::new() }, 12)] {
+            assert!(synced(Value::Array(vec![Value::Int(0); numbers]), &own).is_ok(), "{own:?}");
+            assert!(synced(Value::Array(vec![Value::Int(0); numbers + 1]), &own).is_err(), "{own:?}");
+        }
 
         let script = Script::decide();
         let cells = [(); 2].map(|()| Cell {
