@@ -119,19 +119,19 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
     for (number, (cell, fields)) in cells.iter().zip(rest.chunks_exact(4)).enumerate() {
         let algorithm = as_lua_takes_it(cell.algorithm);
         let state = [unsigned(fields[1])?, unsigned(fields[2])?, unsigned(fields[3])?];
+        // Charged only with the cells before it that allow, which is what it was denied over; when the request passed in spite
+        // of it (a shadow cell), those are in the counts already.
+        let counted = |view: View| {
+            let charged = charge == Charge::Commit && passes_by(rest, cells);
+            let taken = if charged { 0 } else { taken_before(cells, &outcomes, number) };
+            (view, algorithm.taken(view, now_us, taken))
+        };
         // The state after the decision, and the one that the cost was weighed against.
         let (view, weighed) = match algorithm {
-            Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) | Algorithm::SlidingLog(_) => {
-                let view = match algorithm {
-                    Algorithm::SlidingLog(_) => View::Log { used: state[0], wait_us: state[1], reset_us: state[2] },
-                    _ => View::Windows(Counts { index: state[0], previous: state[1], current: state[2] }),
-                };
-                // Charged only with the cells before it that allow, which is what it was denied over; when the
-                // request passed in spite of it (a shadow cell), those are in the counts already.
-                let charged = charge == Charge::Commit && passes_by(rest, cells);
-                let taken = if charged { 0 } else { taken_before(cells, &outcomes, number) };
-                (view, algorithm.taken(view, now_us, taken))
+            Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) => {
+                counted(View::Windows(Counts { index: state[0], previous: state[1], current: state[2] }))
             }
+            Algorithm::SlidingLog(_) => counted(View::Log { used: state[0], wait_us: state[1], reset_us: state[2] }),
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
                 let tat_ns = state[0].checked_mul(1000).and_then(|ns| ns.checked_add(state[1]));
                 let view = View::Bucket { tat_ns: tat_ns.ok_or("an instant beyond all times")? };
