@@ -93,36 +93,6 @@ impl From<SrcKeyV6> for Ipv6Addr {
     }
 }
 
-/// Which aggregate bucket a new source uses: a keyed hash of its /24 or /48. Two neighbourhoods may share a bucket; who
-/// does not know the seed cannot choose which.
-pub mod aggregate_index {
-    use crate::schema::AGGREGATES;
-
-    const _: () = assert!(AGGREGATES.is_power_of_two());
-
-    #[inline(always)]
-    pub const fn v4(address: [u8; 4], seed: u64) -> u32 {
-        mix((u32::from_be_bytes(address) >> 8) as u64 | 1 << 63, seed)
-    }
-
-    #[inline(always)]
-    pub const fn v6(address: [u8; 16], seed: u64) -> u32 {
-        let [a, b, c, d, e, f, ..] = address;
-        mix(u64::from_be_bytes([0, 0, a, b, c, d, e, f]), seed)
-    }
-
-    /// The finalizer of SplitMix64, with the seed mixed in twice.
-    #[inline(always)]
-    const fn mix(prefix: u64, seed: u64) -> u32 {
-        let mut hash = prefix ^ seed;
-        hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        hash ^= seed.rotate_left(32);
-        hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let [.., a, b, c, d] = (hash ^ hash >> 31).to_be_bytes();
-        u32::from_be_bytes([a, b, c, d]) & (AGGREGATES - 1)
-    }
-}
-
 /// How far source addresses are cut: the default is /32 and /64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrcPrefixes {
@@ -154,19 +124,6 @@ impl SrcPrefixes {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn neighbourhoods_spread_over_the_aggregates() {
-        let mut used = std::collections::BTreeSet::new();
-        for subnet in 0..=u16::MAX {
-            let [a, b] = subnet.to_be_bytes();
-            assert_eq!(aggregate_index::v4([10, a, b, 1], 7), aggregate_index::v4([10, a, b, 200], 7));
-            used.insert(aggregate_index::v4([10, a, b, 1], 7));
-        }
-        // 65536 throws at 16384 buckets leave about 300 empty.
-        assert!(used.len() > 15_900, "{}", used.len());
-        assert!(used.last().unwrap() < &crate::schema::AGGREGATES);
-    }
 
     #[test]
     fn halves_make_the_mask() {

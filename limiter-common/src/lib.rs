@@ -9,6 +9,7 @@ extern crate std;
 
 pub mod acl;
 pub mod addr;
+pub mod aggregate;
 pub mod bucket;
 pub mod budget;
 pub mod fixed_window;

@@ -1,6 +1,6 @@
 //! The packet parser: one function for the XDP program, tests and fuzzing.
 //!
-//! Reads Ethernet, up to two VLAN tags, IPv4 with options, IPv6 with up to eight extension headers, and of TCP and UDP
+//! Reads Ethernet, up to three VLAN tags, IPv4 with options, IPv6 with up to eight extension headers, and of TCP and UDP
 //! what rules need. L4 fields are never read from a fragment that is not the first, nor from beyond the end that the
 //! IP header states (Ethernet pads short frames).
 
@@ -100,7 +100,7 @@ const ETH_IPV6: u16 = host_order(EtherType::Ipv6);
 /// IEEE 802.1Q, 802.1ad, and the older double-tagging type.
 const ETH_VLAN: [u16; 3] =
     [host_order(EtherType::Ieee8021q), host_order(EtherType::Ieee8021ad), host_order(EtherType::Ieee8021QinQ1)];
-const MAX_VLAN_TAGS: usize = 2;
+const MAX_VLAN_TAGS: usize = 3;
 
 const IPV4_MIN_LEN: usize = Ipv4Hdr::LEN;
 const IPV6_LEN: usize = Ipv6Hdr::LEN;
@@ -138,7 +138,7 @@ pub fn parse<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
     let mut ether_type = u16::from_be_bytes(ether_type);
     let mut offset = ETH_LEN;
     for _ in 0..MAX_VLAN_TAGS {
-        if ether_type != ETH_VLAN[0] && ether_type != ETH_VLAN[1] && ether_type != ETH_VLAN[2] {
+        if !is_vlan(ether_type) {
             break;
         }
         let Some(inner) = frame.read::<2>(offset + 2) else { return Parsed::Malformed };
@@ -150,8 +150,15 @@ pub fn parse<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
         ETH_IPV4 => parse_ipv4(frame, offset),
         ETH_IPV6 => parse_ipv6(frame, offset),
         ETH_ARP => Parsed::Control,
+        // Passed as something else than IP, it would be a way around the limits for whoever can add a tag.
+        _ if is_vlan(ether_type) => Parsed::Malformed,
         _ => Parsed::NotIp,
     }
+}
+
+#[inline(always)]
+const fn is_vlan(ether_type: u16) -> bool {
+    ether_type == ETH_VLAN[0] || ether_type == ETH_VLAN[1] || ether_type == ETH_VLAN[2]
 }
 
 #[inline(always)]

@@ -9,7 +9,7 @@ use crate::{
     budget::Budget,
     gcra::GcraParams,
     rule::{Bucket, PacketRule},
-    stats::{Counter, RuleName},
+    stats::{Counter, Counters, RuleName},
 };
 
 macro_rules! pod {
@@ -22,4 +22,7 @@ macro_rules! pod {
     };
 }
 
-pod!(AclEntry, Budget, Bucket, Counter, GcraParams, PacketRule, RuleName, SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6);
+pod!(
+    AclEntry, Budget, Bucket, Counter, Counters, GcraParams, PacketRule, RuleName, SrcKeyV4, SrcKeyV6, SrcMaskV4,
+    SrcMaskV6
+);

@@ -108,6 +108,45 @@ mod tests {
         }
     }
 
+    /// Through idle times and clocks, those included at which a signed or a shifted clock would turn over.
+    #[test]
+    fn a_source_that_comes_back_finds_its_burst_and_then_its_rate() {
+        const HOUR_NS: u64 = 3600 * SECOND_NS;
+        for (count, per_ns) in [(1, 60 * SECOND_NS), (3, SECOND_NS), (7, SECOND_NS), (1_000_000, SECOND_NS)] {
+            let params = quota(count, per_ns, 5).params().unwrap();
+            let interval = params.increment(1);
+            for idle_ns in [HOUR_NS, HOUR_NS / 60 * 72, 100 * 24 * HOUR_NS] {
+                let ends = [0, 1 << 55, 1 << 62, 1 << 63, 0u64].map(|turn: u64| turn.wrapping_sub(idle_ns / 2));
+                for start_ns in [0, (1 << 63) - 1, u64::MAX].into_iter().chain(ends) {
+                    let context = std::format!("{count} in {per_ns} ns, idle for {idle_ns} ns from {start_ns}");
+                    let start = start_ns.wrapping_mul(TICKS_PER_NS);
+                    let back = start.wrapping_add(idle_ns.wrapping_mul(TICKS_PER_NS));
+                    let mut tat = full(start);
+                    // The burst at once, then one unit an interval and none a tick earlier.
+                    for from in [start, back] {
+                        for unit in 0..5 {
+                            let step = check(tat, &params, from, 1);
+                            assert_eq!(step.outcome, Outcome::Conforming, "{context}: unit {unit}");
+                            tat = step.tat;
+                        }
+                        for unit in 1..=3 {
+                            let due = from.wrapping_add(unit * interval);
+                            let early = check(tat, &params, due.wrapping_sub(1), 1).outcome;
+                            assert_eq!(early, Outcome::NonConforming { retry_after: 1 }, "{context}");
+                            let step = check(tat, &params, due, 1);
+                            assert_eq!(step.outcome, Outcome::Conforming, "{context}");
+                            tat = step.tat;
+                        }
+                    }
+                    // A unit takes what the rate says, rounded up to a tick.
+                    let exact = u128::from(per_ns) * u128::from(TICKS_PER_NS);
+                    let error = u128::from(interval) * u128::from(count) - exact;
+                    assert!(error < u128::from(count), "{context}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn long_run_rate_is_within_a_thousandth_and_bursts_are_exact() {
         // (rate a second, burst, cost): slow and fast packets, byte rates up to 100 Gbit/s with small and large frames.

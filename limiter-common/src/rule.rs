@@ -28,7 +28,7 @@ pub struct PacketRule {
     mode: u32,
     /// Which of the limits are set: bits of [`Dimension::bit`].
     limits: u32,
-    /// Where the rule's counters are, see [`crate::stats::rule_index`].
+    /// Where the rule's counters are, see [`crate::stats::RULE_SLOTS`].
     slot: u32,
     reserved: u32,
     packets: GcraParams,

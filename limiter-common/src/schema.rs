@@ -4,13 +4,14 @@
 use crate::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6},
+    aggregate::{Aggregate, ROWS},
     budget::Budget,
     rule::{Bucket, PacketRule},
-    stats::{Counter, RULE_SLOTS, RuleName, STATS_ENTRIES},
+    stats::{Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
 };
 
 /// Version of everything below. Pins live in `<pin_dir>/v<SCHEMA_VERSION>`.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// Most allow prefixes, and most deny prefixes, of one family.
 pub const MAX_ACL_PREFIXES: u32 = 131_072;
@@ -20,8 +21,10 @@ pub const MAX_RULE_PREFIXES: u32 = 16_384;
 pub const MAX_BUDGETS: u32 = 65_536;
 /// Default of `xdp.max_sources`: buckets of each family, about 130 MB when both are in use.
 pub const DEFAULT_MAX_SOURCES: u32 = 524_288;
-/// Buckets that new sources share when too many are new: fixed, 0.4 MB.
-pub const AGGREGATES: u32 = 16_384;
+/// Places in a row of the buckets that new sources share when too many are new.
+pub const AGGREGATE_ROW: u32 = 131_072;
+/// All rows: fixed, 8 MB.
+pub const AGGREGATES: u32 = AGGREGATE_ROW * ROWS as u32;
 /// Words of the protected-port bitmap: 65,536 bits for TCP, then as many for UDP.
 pub const PORT_WORDS: u32 = 2 * 65_536 / 64;
 
@@ -41,7 +44,7 @@ pub const fn udp_port_bit(port: u16) -> u32 {
 pub mod creation {
     /// State of the budget for new buckets, see [`crate::gcra`].
     pub const TAT: u32 = 0;
-    /// Seed of [`crate::addr::aggregate_index`], kept so that the aggregates of one source stay the same across
+    /// Seed of [`crate::aggregate::index`], kept so that the aggregates of one source stay the same across
     /// reloads. 0: not chosen yet.
     pub const SEED: u32 = 1;
     /// Buckets ever made. None is removed but by the map itself when it is full, so this tells how many there are.
@@ -76,6 +79,9 @@ impl MapKind {
 pub enum Lifetime {
     /// State: pinned, taken over by every later program.
     Shared,
+    /// State of what not every policy uses: as [`Self::Shared`] once one does. Until then each program has a stand-in
+    /// of one entry, which is not pinned.
+    WhenUsed,
     /// Made and filled anew for each policy.
     Policy,
 }
@@ -106,14 +112,15 @@ pub const MAPS: &[MapSpec] = &[
     spec::<Lpm<[u8; 16]>, AclEntry>("DENY_V6", MapKind::LpmTrie, MAX_ACL_PREFIXES, Lifetime::Policy),
     spec::<Lpm<[u8; 4]>, u32>("RULES_V4", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
     spec::<Lpm<[u8; 16]>, u32>("RULES_V6", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
-    spec::<u32, PacketRule>("RULES", MapKind::Array, MAX_RULE_PREFIXES, Lifetime::Policy),
+    spec::<u32, PacketRule>("RULES", MapKind::Array, RULE_SLOTS, Lifetime::Policy),
     spec::<u32, u64>("PORTS", MapKind::Array, PORT_WORDS, Lifetime::Policy),
     spec::<SrcKeyV4, Budget>("BUDGETS_V4", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
     spec::<SrcKeyV6, Budget>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
     spec::<SrcKeyV4, Bucket>("BUCKETS_V4", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
     spec::<SrcKeyV6, Bucket>("BUCKETS_V6", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),
-    spec::<u32, Bucket>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
+    spec::<u32, Aggregate>("AGGREGATES", MapKind::Array, AGGREGATES, Lifetime::Shared),
     spec::<u32, u64>("CREATION", MapKind::Array, creation::SLOTS, Lifetime::Shared),
-    spec::<u32, Counter>("STATS", MapKind::PerCpuArray, STATS_ENTRIES, Lifetime::Shared),
+    spec::<u32, Counters>("STATS", MapKind::PerCpuArray, PER_CPU_SLOTS, Lifetime::Shared),
+    spec::<u32, Counters>("MORE_STATS", MapKind::Array, RULE_SLOTS - PER_CPU_SLOTS, Lifetime::WhenUsed),
     spec::<u32, RuleName>("RULE_NAMES", MapKind::Array, RULE_SLOTS, Lifetime::Shared),
 ];

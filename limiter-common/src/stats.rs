@@ -1,8 +1,8 @@
-//! Counters: one per verdict, and a few per rule.
+//! Counters: by rule, and by verdict.
 
-use crate::verdict::{DropReason, Verdict};
+use crate::verdict::Verdict;
 
-/// Packets and bytes. Per-CPU map value: each CPU adds to its own, so no atomics are needed.
+/// Packets and bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counter {
@@ -19,23 +19,52 @@ impl Counter {
     }
 }
 
+/// The counters of one rule, by [`Verdict::index`]. One map value, so that an agent with thousands of rules reads each
+/// with one call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counters {
+    by_verdict: [Counter; Self::LEN],
+}
+
+const _: () = assert!(size_of::<Counters>() == Counters::LEN * size_of::<Counter>());
+
+impl Counters {
+    /// A power of two, at least [`Verdict::COUNT`].
+    const LEN: usize = 32;
+    pub const ZERO: Self = Self { by_verdict: [Counter { packets: 0, bytes: 0 }; Self::LEN] };
+
+    #[inline(always)]
+    pub const fn of(&self, verdict: Verdict) -> &Counter {
+        &self.by_verdict[Self::index(verdict)]
+    }
+
+    /// Which of the counters, one behind the other, is that of `verdict`. Masked so that the compiler, and with it the
+    /// verifier, knows that it is in range.
+    #[inline(always)]
+    pub const fn index(verdict: Verdict) -> usize {
+        verdict.index() as usize & (Self::LEN - 1)
+    }
+
+    #[must_use]
+    pub fn plus(mut self, other: &Self) -> Self {
+        for (counter, other) in self.by_verdict.iter_mut().zip(&other.by_verdict) {
+            *counter = counter.plus(*other);
+        }
+        self
+    }
+}
+
+const _: () = assert!(Counters::LEN.is_power_of_two() && Counters::LEN >= Verdict::COUNT as usize);
+
 /// Slot of packets that no rule decided about.
 pub const NO_RULE: u32 = 0;
 /// Slots for rules, the first of which is [`NO_RULE`]. A slot belongs to a rule id for as long as the maps are pinned,
 /// so that counters stay with their rule across reloads and restarts.
-pub const RULE_SLOTS: u32 = 1024;
-/// Counters of one slot: a power of two, at least [`Verdict::COUNT`].
-const STRIDE: u32 = Verdict::COUNT.next_power_of_two();
-/// Entries of the `STATS` map: 0.5 MB a CPU.
-pub const STATS_ENTRIES: u32 = RULE_SLOTS * STRIDE;
-
-const _: () = assert!(DropReason::ALL.len() == 8 && STRIDE == 32);
-
-/// Index of the counter of `verdict` for the rule in `slot`.
-#[inline(always)]
-pub const fn rule_index(slot: u32, verdict: Verdict) -> u32 {
-    slot * STRIDE + verdict.index()
-}
+pub const RULE_SLOTS: u32 = 32_768;
+/// The first slots have counters of each CPU's own, in `STATS`: 0.5 MB a CPU. The others, for policies of more rules, have
+/// counters that all CPUs add to, in `MORE_STATS`: 16 MB however many CPUs there are.
+pub const PER_CPU_SLOTS: u32 = 1024;
 
 /// Value of the `RULE_NAMES` map: the rule id that a slot belongs to, padded with zeros. All zeros: the slot is free.
 #[repr(C)]

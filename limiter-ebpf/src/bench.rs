@@ -1,8 +1,10 @@
-//! What the benchmark `xdp` measures with, as an object of its own: nothing of this is in the agent.
+//! What the benchmarks `xdp` and `flood` measure with, as an object of its own: nothing of this is in the agent.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
 use aya_ebpf::{
+    Global,
     bindings::xdp_action,
+    helpers::generated::bpf_redirect,
     macros::{map, xdp},
     maps::ProgramArray,
     programs::XdpContext,
@@ -17,6 +19,18 @@ static NEXT: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[xdp(frags)]
 fn drop_all(_: XdpContext) -> u32 {
     xdp_action::XDP_DROP
+}
+
+/// The interface that `forward` sends from.
+#[unsafe(no_mangle)]
+static FORWARD_TO: Global<u32> = Global::new(0);
+
+/// Sends every frame on from another interface, bare, without a socket buffer.
+#[xdp]
+fn forward(_: XdpContext) -> u32 {
+    // SAFETY: the helper takes two numbers.
+    let action = unsafe { bpf_redirect(FORWARD_TO.load(), 0) };
+    u32::try_from(action).unwrap_or(xdp_action::XDP_ABORTED)
 }
 
 /// Makes the frame come from the next source of its walk. BPF_PROG_TEST_RUN keeps the frame from one run to the next.

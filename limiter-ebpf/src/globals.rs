@@ -43,6 +43,10 @@ pub(crate) static DEFAULT_RULE_V6: Global<u32> = Global::new(u32::MAX);
 #[unsafe(no_mangle)]
 pub(crate) static LIMITS: Global<u32> = Global::new(7);
 
+/// 1: there are more rules than `STATS` has counters for.
+#[unsafe(no_mangle)]
+pub(crate) static MORE_RULES: Global<u8> = Global::new(1);
+
 /// 1: the agent may push budgets.
 #[unsafe(no_mangle)]
 pub(crate) static HAS_BUDGETS: Global<u8> = Global::new(1);
@@ -57,6 +61,13 @@ pub(crate) static SRC_MASK_V6: Global<[u64; 2]> = Global::new([u64::MAX, 0]);
 /// How many new sources get a bucket of their own.
 #[unsafe(no_mangle)]
 pub(crate) static CREATION_QUOTA: Global<GcraParams> = Global::new(match GcraParams::from_interval(1, 1) {
+    Some(params) => params,
+    None => unreachable!(),
+});
+
+/// The part of it that is for everybody. The rest is a reserve for neighbourhoods that have made no bucket lately.
+#[unsafe(no_mangle)]
+pub(crate) static CREATION_COMMON: Global<GcraParams> = Global::new(match GcraParams::from_interval(1, 1) {
     Some(params) => params,
     None => unreachable!(),
 });

@@ -14,6 +14,7 @@ mod budget;
 mod clock;
 mod globals;
 mod maps;
+mod newcomer;
 mod packet;
 mod pipeline;
 mod ports;

@@ -9,11 +9,15 @@ use aya_ebpf::{
 use limiter_common::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6},
+    aggregate::Aggregate,
     budget::Budget,
     rule::{Bucket, PacketRule},
     schema,
-    stats::{Counter, RULE_SLOTS, RuleName, STATS_ENTRIES},
+    stats::{Counter, Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
+    verdict::Verdict,
 };
+
+use crate::globals;
 
 /// Allow prefixes. The agent writes; at most 131,072 of a family, about 15 MB when full, nothing when empty.
 #[map]
@@ -36,7 +40,7 @@ static RULES_V6: LpmTrie<[u8; 16], u32> = LpmTrie::with_max_entries(schema::MAX_
 /// Packet rules. The agent writes, before the program is attached, and makes the map as large as the policy is;
 /// 112 bytes a rule.
 #[map]
-static RULES: Array<PacketRule> = Array::with_max_entries(schema::MAX_RULE_PREFIXES, 0);
+static RULES: Array<PacketRule> = Array::with_max_entries(RULE_SLOTS, 0);
 
 /// Bitmap of protected ports. The agent writes, before the program is attached; 16 KB.
 #[map]
@@ -54,19 +58,24 @@ static BUCKETS_V4: LruHashMap<SrcKeyV4, Bucket> = LruHashMap::with_max_entries(s
 #[map]
 static BUCKETS_V6: LruHashMap<SrcKeyV6, Bucket> = LruHashMap::with_max_entries(schema::DEFAULT_MAX_SOURCES, 0);
 
-/// Buckets that new sources share while too many are new. Only the program writes; 0.4 MB.
+/// Buckets that new sources share while too many are new. Only the program writes; 8 MB.
 #[map]
-static AGGREGATES: Array<Bucket> = Array::with_max_entries(schema::AGGREGATES, 0);
+static AGGREGATES: Array<Aggregate> = Array::with_max_entries(schema::AGGREGATES, 0);
 
 /// State of the creation of buckets, see `schema::creation`. The program writes, but for the seed.
 #[map]
 static CREATION: Array<u64> = Array::with_max_entries(schema::creation::SLOTS, 0);
 
-/// Counters. The program writes, each CPU its own, so no atomics are needed; 0.5 MB a CPU.
+/// Counters of the first slots. The program writes, each CPU its own, so no atomics are needed; 0.5 MB a CPU.
 #[map]
-static STATS: PerCpuArray<Counter> = PerCpuArray::with_max_entries(STATS_ENTRIES, 0);
+static STATS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(PER_CPU_SLOTS, 0);
 
-/// Which rule a slot of the counters belongs to. Only the agent writes and reads; 64 KB.
+/// Counters of the other slots, which all CPUs add to. The agent makes it as small as can be for policies whose rules
+/// fit in the first slots; otherwise 16 MB.
+#[map]
+static MORE_STATS: Array<Counters> = Array::with_max_entries(RULE_SLOTS - PER_CPU_SLOTS, 0);
+
+/// Which rule a slot of the counters belongs to. Only the agent writes and reads; 2 MB.
 #[map]
 static RULE_NAMES: Array<RuleName> = Array::with_max_entries(RULE_SLOTS, 0);
 
@@ -156,6 +165,24 @@ impl BucketState {
     }
 }
 
+/// An aggregate bucket in its map.
+#[derive(Clone, Copy)]
+pub(crate) struct AggregateState {
+    pub(crate) bucket: BucketState,
+    pub(crate) creation: Tat,
+}
+
+impl AggregateState {
+    #[inline(always)]
+    fn new(aggregate: *mut Aggregate) -> Self {
+        // SAFETY: `aggregate` is the address of a whole map value, so its fields are in bounds.
+        let bucket = unsafe { &raw mut (*aggregate).bucket };
+        // SAFETY: as above.
+        let creation = unsafe { &raw mut (*aggregate).creation_tat };
+        Self { bucket: BucketState::new(bucket), creation: Tat { cell: creation } }
+    }
+}
+
 #[inline(always)]
 pub(crate) fn allow_v4<'a>(address: [u8; 4], prefix_len: u32) -> Option<&'a AclEntry> {
     ALLOW_V4.get(Key::new(prefix_len, address))
@@ -236,8 +263,8 @@ pub(crate) fn create_bucket_v6(key: &SrcKeyV6, now_ticks: u64) {
 }
 
 #[inline(always)]
-pub(crate) fn aggregate(index: u32) -> Option<BucketState> {
-    AGGREGATES.get_ptr_mut(index).map(BucketState::new)
+pub(crate) fn aggregate(index: u32) -> Option<AggregateState> {
+    AGGREGATES.get_ptr_mut(index).map(AggregateState::new)
 }
 
 #[inline(always)]
@@ -253,10 +280,24 @@ fn count_creation(slot: u32) {
 }
 
 #[inline(always)]
-pub(crate) fn count(index: u32, bytes: u64) {
-    if let Some(counter) = STATS.get_ptr_mut(index) {
+pub(crate) fn count(slot: u32, verdict: Verdict, bytes: u64) {
+    if let Some(counters) = STATS.get_ptr_mut(slot) {
         // SAFETY: each CPU has its own copy, and the program is not interrupted by itself on one CPU.
-        let counter = unsafe { &mut *counter };
+        let counter = unsafe { &mut *counter_of(counters, verdict) };
         *counter = counter.plus(Counter { packets: 1, bytes });
+    } else if globals::is_on(&globals::MORE_RULES)
+        && let Some(counters) = MORE_STATS.get_ptr_mut(slot.wrapping_sub(PER_CPU_SLOTS))
+    {
+        let counter = counter_of(counters, verdict);
+        // SAFETY: `counter` is the address of a whole counter in a map value, so its fields are in bounds.
+        Tat { cell: unsafe { &raw mut (*counter).packets } }.add(1);
+        // SAFETY: as above.
+        Tat { cell: unsafe { &raw mut (*counter).bytes } }.add(bytes);
     }
+}
+
+#[inline(always)]
+fn counter_of(counters: *mut Counters, verdict: Verdict) -> *mut Counter {
+    // SAFETY: the index is that of a counter in the value, which holds nothing else.
+    unsafe { counters.cast::<Counter>().add(Counters::index(verdict)) }
 }

@@ -11,8 +11,8 @@ use limiter_common::{
 
 use crate::{
     globals,
-    maps::{self, BucketState, Tat},
-    packet,
+    maps::{BucketState, Tat},
+    newcomer, packet,
     source::Family,
     stats::Ruling,
 };
@@ -37,13 +37,9 @@ pub(crate) fn judge<F: Family>(
         return Verdict::Pass(PassReason::Unlimited).into();
     };
     let now_ticks = now.ticks();
-    let taken = match own_bucket::<F>(key, now_ticks) {
+    let taken = match F::bucket(key) {
         Some(bucket) => take(bucket, &limits, cost, now_ticks),
-        None => match source.aggregate() {
-            Some(bucket) => take(bucket, &limits, cost, now_ticks).map_err(of_new_source),
-            // The index is always in range; whoever has no bucket is not let through.
-            None => Err(DropReason::NewSources),
-        },
+        None => newcomer::take(source, key, &limits, cost, now_ticks),
     };
     let verdict = match taken {
         Ok(()) => Verdict::Pass(PassReason::Conforming),
@@ -54,7 +50,7 @@ pub(crate) fn judge<F: Family>(
 }
 
 /// What limits a source. A copy, so that for the verifier it is the same wherever it comes from.
-struct Limits {
+pub(crate) struct Limits {
     /// Bits of the dimensions that are limited.
     set: usize,
     packets: GcraParams,
@@ -112,36 +108,9 @@ fn is_used(dimension: Dimension) -> bool {
     by_budget || globals::LIMITS.load() & dimension.bit() != 0
 }
 
-#[inline(always)]
-fn of_new_source(reason: DropReason) -> DropReason {
-    match reason {
-        DropReason::Contended => DropReason::Contended,
-        DropReason::RateLimitedPackets
-        | DropReason::RateLimitedBytes
-        | DropReason::RateLimitedConnections
-        | DropReason::NewSources
-        | DropReason::Malformed
-        | DropReason::Denied
-        | DropReason::Blocked => DropReason::NewSources,
-    }
-}
-
-/// The bucket of this source, made now if it is new and the budget for new ones allows.
-#[inline(always)]
-fn own_bucket<F: Family>(key: &F::Key, now_ticks: u64) -> Option<BucketState> {
-    if let Some(bucket) = F::bucket(key) {
-        return Some(bucket);
-    }
-    let quota = globals::CREATION_QUOTA.load();
-    let creation = Charge { tat: maps::creation_tat()?, params: &quota, cost: 1, reason: DropReason::NewSources };
-    creation.commit(now_ticks).ok()?;
-    F::create_bucket(key, now_ticks);
-    F::bucket(key)
-}
-
 /// Takes the packet's cost in every dimension that is limited, or nothing.
 #[inline(always)]
-fn take(bucket: BucketState, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
+pub(crate) fn take(bucket: BucketState, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
     let packets = Dimension::Packets;
     let bytes = Dimension::Bytes;
     let connections = Dimension::Connections;
@@ -208,17 +177,17 @@ impl Limits {
 
 /// A cost in one dimension.
 #[derive(Clone, Copy)]
-struct Charge<'a> {
-    tat: Tat,
-    params: &'a GcraParams,
-    cost: u64,
-    reason: DropReason,
+pub(crate) struct Charge<'a> {
+    pub(crate) tat: Tat,
+    pub(crate) params: &'a GcraParams,
+    pub(crate) cost: u64,
+    pub(crate) reason: DropReason,
 }
 
 impl Charge<'_> {
     /// Stores the state after this cost; where another CPU was quicker, judges again by what it left.
     #[inline(always)]
-    fn commit(&self, now: u64) -> Result<(), DropReason> {
+    pub(crate) fn commit(&self, now: u64) -> Result<(), DropReason> {
         let mut seen = self.tat.load();
         for _ in 0..globals::SWAP_ATTEMPTS.load().min(globals::MAX_SWAP_ATTEMPTS) {
             match self.tat.swap(seen, self.next(seen, now)?) {
@@ -231,7 +200,7 @@ impl Charge<'_> {
 
     /// The state after this cost, if it conforms.
     #[inline(always)]
-    fn next(&self, seen: u64, now: u64) -> Result<u64, DropReason> {
+    pub(crate) fn next(&self, seen: u64, now: u64) -> Result<u64, DropReason> {
         let step = gcra::check(seen, self.params, now, self.cost);
         match step.outcome {
             Outcome::Conforming => Ok(step.tat),

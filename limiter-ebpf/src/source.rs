@@ -2,7 +2,8 @@
 
 use limiter_common::{
     acl::AclEntry,
-    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6, aggregate_index},
+    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
+    aggregate::{self, ROWS},
     budget::Budget,
     rule::PacketRule,
 };
@@ -29,8 +30,8 @@ pub(crate) trait Family: Copy {
     fn bucket(key: &Self::Key) -> Option<BucketState>;
     /// Puts a full bucket there unless there is one.
     fn create_bucket(key: &Self::Key, now_ticks: u64);
-    /// The bucket that new sources of its neighbourhood share.
-    fn aggregate(self) -> Option<BucketState>;
+    /// Where the buckets are that new sources of its neighbourhood share.
+    fn aggregates(self) -> [u32; ROWS];
 }
 
 impl Family for [u8; 4] {
@@ -75,8 +76,8 @@ impl Family for [u8; 4] {
     }
 
     #[inline(always)]
-    fn aggregate(self) -> Option<BucketState> {
-        maps::aggregate(aggregate_index::v4(self, globals::AGGREGATE_SEED.load()))
+    fn aggregates(self) -> [u32; ROWS] {
+        aggregate::index::v4(self, globals::AGGREGATE_SEED.load())
     }
 }
 
@@ -123,7 +124,7 @@ impl Family for [u8; 16] {
     }
 
     #[inline(always)]
-    fn aggregate(self) -> Option<BucketState> {
-        maps::aggregate(aggregate_index::v6(self, globals::AGGREGATE_SEED.load()))
+    fn aggregates(self) -> [u32; ROWS] {
+        aggregate::index::v6(self, globals::AGGREGATE_SEED.load())
     }
 }

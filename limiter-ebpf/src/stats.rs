@@ -1,9 +1,6 @@
-//! Counters: the verdict and its reason are the index.
+//! Counters: the slot of the rule, and in it the verdict with its reason, are the index.
 
-use limiter_common::{
-    stats::{self, NO_RULE},
-    verdict::Verdict,
-};
+use limiter_common::{stats::NO_RULE, verdict::Verdict};
 
 use crate::maps;
 
@@ -23,5 +20,5 @@ impl From<Verdict> for Ruling {
 
 #[inline(always)]
 pub(crate) fn record(ruling: Ruling, bytes: u64) {
-    maps::count(stats::rule_index(ruling.slot, ruling.verdict), bytes);
+    maps::count(ruling.slot, ruling.verdict, bytes);
 }

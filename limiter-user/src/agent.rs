@@ -31,7 +31,7 @@ use crate::{
         PushWorker, Pusher,
         policy::{PushPolicy, PushSettings},
     },
-    reload::Reloader,
+    reload::{Asked, Reloader},
     status::StatusSource,
     store::{
         memory::MemoryStore,
@@ -63,7 +63,7 @@ impl Agent {
     /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
     /// touched.
     pub async fn build(checked: Checked) -> Result<Self> {
-        let Checked { config, policy, policy_watch, keys, watch, .. } = checked;
+        let Checked { config, environment, policy, policy_watch, keys, watch, .. } = checked;
         let header = HeaderName::try_from(&*config.identity.api_key_header).context("identity.api_key_header")?;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
@@ -111,7 +111,7 @@ impl Agent {
         };
         let prefixes = config.identity.prefixes;
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
-        let identity = config.identity;
+        let identity = config.identity.clone();
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
         let has_file = AtomicBool::new(watch.as_ref().is_some_and(KeyWatch::is_in_use));
         let gate = Arc::new(Gate::new(
@@ -124,6 +124,8 @@ impl Agent {
             Arc::clone(&metrics),
         ));
         let reloader = Reloader {
+            config,
+            environment,
             watch: policy_watch,
             trusted_proxies: identity.trusted_proxies,
             active,
@@ -135,14 +137,14 @@ impl Agent {
             changed,
         };
         let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone() });
-        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host };
+        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host, mend_error: None };
         Ok(Self { http, admin, admin_state, keeper, reloader, push, sync })
     }
 
     /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
     /// XDP program what the configuration says.
     ///
-    /// `reload` reads the policy at once, changed or not.
+    /// `reload` reads the configuration and the policy at once, changed or not.
     pub async fn run(self, reload: Arc<Notify>, shutdown: CancellationToken) -> Result<()> {
         let tasks = TaskTracker::new();
         let http = Router::new()
@@ -162,8 +164,9 @@ impl Agent {
             let clock = Arc::clone(&self.keeper.clock) as Arc<dyn Clock>;
             tasks.spawn(push.run(Arc::clone(dataplane), clock, shutdown.clone()));
         }
-        tasks.spawn(self.keeper.run(Arc::clone(&status), Arc::clone(&reload), shutdown.clone()));
-        tasks.spawn(self.reloader.run(reload, shutdown.clone()));
+        let asked = Asked { everything: reload, ..Asked::default() };
+        tasks.spawn(self.keeper.run(Arc::clone(&status), Arc::clone(&asked.policy), shutdown.clone()));
+        tasks.spawn(self.reloader.run(asked, shutdown.clone()));
         // Goes on while open requests are answered, so that what they are charged is shared too.
         let answered = CancellationToken::new();
         let sync = self.sync.map(|sync| tokio::spawn(sync.run(answered.clone())));
@@ -190,6 +193,8 @@ struct Keeper {
     clock: Arc<SharedClock>,
     dataplane: Option<Arc<dyn Dataplane>>,
     host: Arc<HostAddresses>,
+    /// What was said of interfaces that could not be looked at: said once, and not each second.
+    mend_error: Option<String>,
 }
 
 impl Keeper {
@@ -212,8 +217,13 @@ impl Keeper {
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
             tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");
         }
-        if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.mend()) {
-            tracing::warn!(target: "limiter::dataplane", %error, "looking at the interfaces failed");
+        let mended =
+            self.dataplane.as_ref().and_then(|dataplane| dataplane.mend().err()).map(|error| error.to_string());
+        if mended != self.mend_error {
+            if let Some(error) = &mended {
+                tracing::warn!(target: "limiter::dataplane", error, "looking at the interfaces fails");
+            }
+            self.mend_error = mended;
         }
         if let Err(error) = self.host.refresh() {
             tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");
@@ -272,7 +282,7 @@ fn dataplane_config(config: &Config) -> DataplaneConfig {
     }
 }
 
-fn redis_config(config: &config::RedisConfig) -> RedisConfig {
+pub(crate) fn redis_config(config: &config::RedisConfig) -> RedisConfig {
     let mut redis = RedisConfig::new(config.url.address_url());
     redis.username = config.url.username.clone();
     redis.password = config.url.password.clone();

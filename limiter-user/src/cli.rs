@@ -3,6 +3,7 @@
 mod acl;
 mod check;
 mod client;
+mod doctor;
 pub mod keys;
 mod run;
 mod status;
@@ -23,6 +24,7 @@ use ipnet::IpNet;
 use crate::{
     api::admin::AclAction,
     config::{self, Config, ConfigErrors, Environment, prefix::prefix, units},
+    dataplane::chain,
     exit::Exit,
 };
 
@@ -46,6 +48,8 @@ pub enum Command {
     Run(ConfigArg),
     /// Check configuration, policy and API keys, and say everything that is wrong.
     Validate(ConfigArg),
+    /// Say what of this host would not work, and the remedy; changes nothing.
+    Doctor(DoctorArgs),
     /// Show interfaces, counters, store and nodes of the running agent.
     Status(StatusArgs),
     /// Ask the running agent about a request, as a gateway would; ends with 0 whatever the answer.
@@ -61,7 +65,7 @@ pub enum Command {
     /// Make and list API keys.
     Keys(KeysArgs),
     /// Detach the XDP program and remove everything that is pinned; stop the agent first.
-    Unpin(ConfigArg),
+    Unpin(UnpinArgs),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -72,10 +76,28 @@ pub struct ConfigArg {
 }
 
 #[derive(Debug, Args)]
+pub struct UnpinArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Do it while an agent runs, too: it goes on without limiting packets.
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct StatusArgs {
     #[command(flatten)]
     pub config: ConfigArg,
     /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Print JSON: a list of {check, status, found, why, remedy}.
     #[arg(long)]
     pub json: bool,
 }
@@ -164,6 +186,7 @@ impl Cli {
     pub fn run(self) -> Exit {
         match self.command {
             Command::Validate(arguments) => validate::run(&arguments),
+            Command::Doctor(arguments) => doctor::run(&arguments),
             Command::Keys(arguments) => keys::run(&arguments),
             Command::Run(arguments) => finish(run::run(&arguments)),
             Command::Unpin(arguments) => finish(unpin::unpin(&arguments)),
@@ -201,7 +224,7 @@ fn finish(result: anyhow::Result<()>) -> Exit {
     match result {
         Ok(()) => Exit::Ok,
         Err(error) => {
-            warn(format_args!("{error:#}"));
+            warn(chain(error.as_ref()));
             Exit::from(&error)
         }
     }
@@ -257,6 +280,8 @@ mod tests {
             "limiter run",
             "limiter run --config /tmp/limiter.toml",
             "limiter validate",
+            "limiter doctor",
+            "limiter doctor --config F --json",
             "limiter status --json",
             "limiter check --key K --path /x",
             "limiter check --ip 192.0.2.1 --method POST --path /x --cost 5 --peek",
@@ -269,6 +294,7 @@ mod tests {
             "limiter keys add --plan free --config F",
             "limiter keys list",
             "limiter unpin",
+            "limiter unpin --force",
         ] {
             assert!(parse(line).is_ok(), "{line}");
         }

@@ -2,6 +2,7 @@
 //!
 //! [`Config::load`] reports every mistake at once, with file, line and key.
 
+pub(crate) mod difference;
 mod document;
 pub mod error;
 pub mod prefix;
@@ -105,13 +106,13 @@ pub struct StoreConfig {
     pub kind: StoreKind,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreKind {
     Memory,
     Redis(RedisConfig),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedisConfig {
     /// With `username` and the password of `password_file` in it.
@@ -333,11 +334,12 @@ fn protect(value: &Value<'_>) -> Option<Protect> {
 }
 
 fn protected_port(text: &str) -> Result<(Transport, u16), String> {
-    let wrong = || format!("\"{text}\" is not a port such as \"tcp/443\" or \"udp/443\"");
+    let wrong = || format!("\"{text}\" is not a port such as \"tcp/443\", \"udp/53\" or \"quic/443\"");
     let (transport, port) = text.split_once('/').ok_or_else(wrong)?;
     let transport = match transport {
         "tcp" => Transport::Tcp,
-        "udp" => Transport::Udp,
+        // QUIC runs over UDP.
+        "udp" | "quic" => Transport::Udp,
         _ => return Err(wrong()),
     };
     match port.parse() {

@@ -8,12 +8,17 @@ mod compile;
 pub mod config;
 mod error;
 pub mod fake;
+mod foreign;
 mod kernel;
 mod link_state;
 mod loader;
 mod maps;
+mod migrate;
 mod pins;
+pub mod probe;
+mod raw_map;
 mod slots;
+mod unpin;
 
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
@@ -22,13 +27,14 @@ use limiter_common::{acl::Origin, budget::BudgetReason, quota::Quota, stats::Cou
 
 use crate::policy::Policy;
 
+pub(crate) use self::error::chain;
 pub use self::{
     acl::canonical,
-    config::{DataplaneConfig, OnExit, Protect, Transport, Tuning, XdpMode},
+    config::{DataplaneConfig, LiveSettings, OnExit, Protect, Schema, Transport, Tuning, XdpMode},
     error::{DataplaneError, ErrorKind},
     kernel::{KernelDataplane, TestRun},
     loader::embedded_object,
-    pins::{Unpinned, unpin},
+    unpin::{Unpinned, lock_idle, unpin},
 };
 
 /// Whether sources in a prefix are passed or dropped.
@@ -129,7 +135,7 @@ impl AttachedMode {
     }
 }
 
-/// What the agent asks of the packet layer. Calls are short (system calls on maps), except `reload`,
+/// What the agent asks of the packet layer. Calls are short (system calls on maps), except `reload`, `reconfigure`
 /// and changes of the lists: they wait for a reload, and the first prefix of a kind makes a new program.
 pub trait Dataplane: fmt::Debug + Send + Sync + 'static {
     /// Counters of all verdicts that have occurred, by rule. They never go back, also over reloads and restarts.
@@ -193,6 +199,10 @@ pub trait Dataplane: fmt::Debug + Send + Sync + 'static {
     /// Puts a new policy in force in one step. An error changes nothing. Takes as long as the kernel needs to accept
     /// the program; everything but changes of the lists goes on meanwhile.
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError>;
+
+    /// As [`Self::reload`], with other settings: a new interface has the program from then on, one that is not named
+    /// any more has none, and the others are never without.
+    fn reconfigure(&self, settings: &LiveSettings, policy: &Policy) -> Result<(), DataplaneError>;
 
     /// What the configuration wants at exit: nothing, or detaching.
     fn stop(&self) -> Result<(), DataplaneError>;

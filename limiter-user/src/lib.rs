@@ -4,15 +4,18 @@
 pub mod active;
 pub mod agent;
 pub mod api;
+pub mod capability;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod dataplane;
+pub mod doctor;
 pub mod exit;
 pub mod host;
 pub mod identity;
 pub mod limiter;
 pub mod metrics;
+mod netlink;
 pub mod policy;
 pub mod push;
 pub mod reload;

@@ -2,7 +2,7 @@
 //!
 //! Labels come from rules, enums and map names; never from an address or a key.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use prometheus_client::{
     collector::Collector,
@@ -235,6 +235,8 @@ pub struct Snapshot {
     /// Of the XDP program: packets and bytes by rule (`None` where none decided) and verdict.
     pub packets: Vec<(Option<String>, Verdict, stats::Counter)>,
     pub maps: Vec<MapUsage>,
+    /// Of the configuration, and whether packets are limited there.
+    pub interfaces: Vec<(Arc<str>, bool)>,
     pub memory: MemoryStats,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<(SyncStats, CallStats)>,
@@ -278,6 +280,13 @@ impl<S: Source> Collector for Scraped<S> {
         };
         gauges("map_entries", "Entries of a BPF map", |usage| usage.entries)?;
         gauges("map_capacity", "Most entries of a BPF map", |usage| usage.capacity)?;
+        let help =
+            "1 while the XDP program limits packets on an interface, 0 while the interface or the program is missing";
+        let mut family = encoder.encode_descriptor("xdp_interface_attached", help, None, MetricType::Gauge)?;
+        for (interface, is_attached) in &snapshot.interfaces {
+            let labels = [("interface", &**interface)];
+            ConstGauge::new(i64::from(*is_attached)).encode(family.encode_family(&labels)?)?;
+        }
         encode_memory(&mut encoder, &snapshot.memory)?;
         if let Some((sync, calls)) = &snapshot.shared {
             encode_shared(&mut encoder, sync, calls)?;

@@ -123,7 +123,8 @@ impl Rule {
 #[non_exhaustive]
 pub struct PacketRuleSpec {
     pub id: Arc<str>,
-    pub cidr: IpNet,
+    /// At least one.
+    pub cidrs: Vec<IpNet>,
     pub packets: Option<Quota>,
     pub bytes: Option<Quota>,
     pub new_connections: Option<Quota>,
@@ -133,7 +134,7 @@ pub struct PacketRuleSpec {
 impl PacketRuleSpec {
     /// A rule without limits.
     pub fn new(id: &str, cidr: IpNet, mode: EnforcementMode) -> Self {
-        Self { id: id.into(), cidr, packets: None, bytes: None, new_connections: None, mode }
+        Self { id: id.into(), cidrs: vec![cidr], packets: None, bytes: None, new_connections: None, mode }
     }
 }
 

@@ -1,8 +1,11 @@
-//! Puts a changed policy in force while the agent runs.
+//! Puts a changed policy in force while the agent runs, and what of a changed configuration can be.
 //!
-//! The policy changes as a whole or not at all: it is read and checked like at a start, then the data plane exchanges
-//! its program, and then everybody else takes the new one at the next look at the one pointer. Counters, buckets and
-//! budgets stay as they are.
+//! Both change as a whole or not at all: they are read and checked like at a start, then the data plane exchanges its
+//! program, and then everybody else takes the new one at the next look at the one pointer. Counters, buckets and budgets
+//! stay as they are.
+//!
+//! The policy file is watched. The configuration is read again when somebody asks: what it says about interfaces is too
+//! much to come into force because a file was saved.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,8 +17,8 @@ use crate::{
     active::{Active, SharedActive},
     api::gate::Gate,
     clock::SharedClock,
-    config::ConfigErrors,
-    dataplane::{Dataplane, DataplaneError, ErrorKind},
+    config::{Config, ConfigErrors, Environment, XdpConfig, difference},
+    dataplane::{Dataplane, DataplaneError, ErrorKind, LiveSettings},
     metrics::{Metrics, ReloadResult},
     policy::Policy,
     status::StatusSource,
@@ -26,9 +29,12 @@ use crate::{
 /// while it is being written.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Makes a policy file effective, whenever it has changed or somebody asks.
+/// Makes a policy file effective, whenever it has changed or somebody asks; then the configuration as well.
 #[derive(Debug)]
 pub struct Reloader {
+    /// As the agent was started with.
+    pub(crate) config: Config,
+    pub(crate) environment: Environment,
     pub(crate) watch: FileWatch,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) active: SharedActive,
@@ -41,7 +47,23 @@ pub struct Reloader {
     pub(crate) changed: Arc<Notify>,
 }
 
-/// Why a policy was not put in force.
+/// What is read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Policy,
+    ConfigurationAndPolicy,
+}
+
+/// Who asks for a reload, changed or not.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// An operator, for everything.
+    pub everything: Arc<Notify>,
+    /// The agent itself, for a policy that was refused and may not be any more.
+    pub policy: Arc<Notify>,
+}
+
+/// Why a policy or a configuration was not put in force.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     #[error(transparent)]
@@ -61,19 +83,19 @@ impl ReloadError {
 }
 
 impl Reloader {
-    /// `asked` reloads at once, changed or not.
-    pub async fn run(mut self, asked: Arc<Notify>, shutdown: CancellationToken) {
+    pub async fn run(mut self, asked: Asked, shutdown: CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
-                _ = looks.tick() => if !self.watch.has_settled() { continue },
-                () = asked.notified() => {}
+            let what = tokio::select! {
+                _ = looks.tick() => if self.watch.has_settled() { What::Policy } else { continue },
+                () = asked.everything.notified() => What::ConfigurationAndPolicy,
+                () = asked.policy.notified() => What::Policy,
                 () = shutdown.cancelled() => return,
-            }
+            };
             // The kernel checks the program for a while, and a list may be long.
             let reloading = spawn_blocking(move || {
-                self.reload();
+                self.reload(what);
                 self
             });
             match reloading.await {
@@ -86,10 +108,10 @@ impl Reloader {
         }
     }
 
-    fn reload(&mut self) {
+    fn reload(&mut self, what: What) {
         self.watch.mark_read();
         let file = self.watch.path().display().to_string();
-        let result = match self.put_in_force() {
+        let result = match self.read_and_put_in_force(what) {
             Ok(active) => {
                 let (rules, packet_rules) = (active.policy.rules.len(), active.policy.packet_rules.len());
                 tracing::info!(target: "limiter", file, rules, packet_rules, "the changed policy is in force");
@@ -97,7 +119,7 @@ impl Reloader {
                 ReloadResult::Ok
             }
             Err(error) => {
-                tracing::error!(target: "limiter", file, %error, "the policy in force stays: the changed one cannot be used");
+                tracing::error!(target: "limiter", file, %error, "what is in force stays: what was read cannot be used");
                 self.status.set_policy_error(Some(error.to_string()));
                 error.result()
             }
@@ -105,17 +127,54 @@ impl Reloader {
         self.metrics.policy_reloaded(result);
     }
 
-    fn put_in_force(&self) -> Result<Arc<Active>, ReloadError> {
-        let policy = Policy::load(self.watch.path())?;
+    fn read_and_put_in_force(&self, what: What) -> Result<Arc<Active>, ReloadError> {
+        if what == What::Policy {
+            return self.put_in_force(Policy::load(self.watch.path())?, None);
+        }
+        // All mistakes of both.
+        let read = Config::load(&self.config.path, self.environment.clone());
+        let (config, policy) = match (read, Policy::load(self.watch.path())) {
+            (Ok(config), Ok(policy)) => (config, policy),
+            (Err(mut errors), policy) => {
+                errors.extend(policy.err().unwrap_or_default());
+                return Err(errors.into());
+            }
+            (Ok(_), Err(errors)) => return Err(errors.into()),
+        };
+        let mut needs_restart = difference::needs_restart(&self.config, &config);
+        if self.dataplane.is_none() && !config.xdp.interfaces.is_empty() {
+            // The packet layer is off since the start.
+            needs_restart.push("xdp.interfaces");
+        }
+        let active = self.put_in_force(policy, Some(&live_settings(&config.xdp)))?;
+        for name in &needs_restart {
+            tracing::warn!(target: "limiter", "{name} has changed in the configuration, which needs a restart");
+        }
+        self.status.set_needs_restart(needs_restart);
+        Ok(active)
+    }
+
+    fn put_in_force(&self, policy: Policy, settings: Option<&LiveSettings>) -> Result<Arc<Active>, ReloadError> {
         self.gate.check_plans(&policy)?;
-        if let Some(dataplane) = &self.dataplane {
-            dataplane.reload(&policy)?;
+        match (&self.dataplane, settings) {
+            (Some(dataplane), Some(settings)) => dataplane.reconfigure(settings, &policy)?,
+            (Some(dataplane), None) => dataplane.reload(&policy)?,
+            (None, _) => {}
         }
         let active = Active::derive(policy, &self.trusted_proxies, &self.metrics, self.clock.local());
         let active = Arc::new(active);
         self.active.store(Arc::clone(&active));
         self.changed.notify_one();
         Ok(active)
+    }
+}
+
+fn live_settings(xdp: &XdpConfig) -> LiveSettings {
+    LiveSettings {
+        interfaces: xdp.interfaces.clone(),
+        protect: xdp.protect.clone(),
+        drop_malformed: xdp.drop_malformed,
+        on_exit: xdp.on_exit,
     }
 }
 
@@ -129,8 +188,7 @@ mod tests {
     use crate::{
         api::gate::KeyUse,
         clock::Clock,
-        config::{Config, Environment},
-        dataplane::fake::FakeDataplane,
+        dataplane::{Protect, fake::FakeDataplane},
         host::HostAddresses,
         identity::KeyStore,
         limiter::Limiter,
@@ -139,7 +197,8 @@ mod tests {
     };
 
     fn reloader(file: &Path, dataplane: Arc<FakeDataplane>) -> Reloader {
-        let config = Config::parse(Path::new("/limiter.toml"), "", Environment::default()).unwrap();
+        let config_file = file.with_file_name("limiter.toml");
+        let config = Config::parse(&config_file, "[node]\nid = \"n\"\n", Environment::default()).unwrap();
         let clock = Arc::new(SharedClock::new());
         let counters = Arc::new(MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, 1));
         let metrics = Arc::new(Metrics::new());
@@ -156,6 +215,8 @@ mod tests {
         let host = Arc::new(HostAddresses::default());
         let gate = Gate::new(limiter, keys, key_use, Vec::new(), host, pusher, Arc::clone(&metrics));
         Reloader {
+            config,
+            environment: Environment::default(),
             watch,
             trusted_proxies: Vec::new(),
             active,
@@ -179,13 +240,49 @@ mod tests {
 
         let source = Box::new(io::Error::other("out of memory"));
         fake.fail_next(DataplaneError::Load { source });
-        reloader.reload();
+        reloader.reload(What::Policy);
         assert!(reloader.active.load().policy.rules.is_empty());
         assert!(reloader.status.policy_error().is_some_and(|error| error.contains("out of memory")));
         assert!(reloader.metrics.encode().unwrap().contains("policy_reloads_total{result=\"failed\"} 1\n"));
 
-        reloader.reload();
+        reloader.reload(What::Policy);
         assert_eq!((reloader.active.load().policy.rules.len(), fake.reloads()), (1, 1));
         assert_eq!(reloader.status.policy_error(), None);
+    }
+
+    #[test]
+    fn a_configuration_takes_effect_as_a_whole_and_what_cannot_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, config) = (folder.path().join("policy.toml"), folder.path().join("limiter.toml"));
+        fs::write(&file, "").unwrap();
+        let fake = Arc::new(FakeDataplane::default());
+        let mut reloader = reloader(&file, Arc::clone(&fake));
+        let with = |text: &str| format!("[node]\nid = \"n\"\n[xdp]\ninterfaces = [\"eth1\"]\n{text}");
+
+        fs::write(&config, with("mod = 1\n[api]\nhttp = \"7070\"\n")).unwrap();
+        fs::write(&file, "alow = []\n").unwrap();
+        reloader.reload(What::ConfigurationAndPolicy);
+        let error = reloader.status.policy_error().unwrap();
+        for mistake in ["limiter.toml:5: xdp.mod", "api.http", "policy.toml:1: alow"] {
+            assert!(error.contains(mistake), "{mistake}: {error}");
+        }
+        assert_eq!((fake.settings(), fake.reloads()), (None, 0));
+
+        fs::write(&file, "").unwrap();
+        fs::write(&config, with("mode = \"generic\"\nprotect = \"all\"\n")).unwrap();
+        reloader.reload(What::Policy);
+        assert_eq!((fake.settings(), fake.reloads()), (None, 1), "the configuration waits for somebody to ask");
+        reloader.reload(What::ConfigurationAndPolicy);
+        let settings = fake.settings().unwrap();
+        assert_eq!((settings.interfaces, settings.protect), (vec!["eth1".to_owned()], Protect::All));
+        assert_eq!(reloader.status.needs_restart(), ["xdp.mode"]);
+
+        fs::write(&config, with("")).unwrap();
+        fake.fail_next(DataplaneError::NoSuchInterface { interface: "eth1".to_owned() });
+        reloader.reload(What::ConfigurationAndPolicy);
+        assert!(reloader.status.policy_error().is_some_and(|error| error.contains("attach to eth1")));
+        assert_eq!(reloader.status.needs_restart(), ["xdp.mode"]);
+        reloader.reload(What::ConfigurationAndPolicy);
+        assert_eq!((reloader.status.policy_error(), reloader.status.needs_restart()), (None, Vec::new()));
     }
 }

@@ -36,8 +36,10 @@ pub struct Status {
     pub node: String,
     pub uptime_seconds: u64,
     pub ready: bool,
-    /// Decisions are made from local counts alone, since Redis does not answer.
+    /// Something that is configured does not work; `degraded_by` says what.
     pub degraded: bool,
+    #[serde(default)]
+    pub degraded_by: Vec<String>,
     pub xdp: Option<XdpStatus>,
     pub policy: PolicyStatus,
     pub store: StoreStatus,
@@ -49,8 +51,11 @@ pub struct PolicyStatus {
     pub file: String,
     /// When the policy in force was loaded, in epoch seconds.
     pub loaded_at: u64,
-    /// Why the file, as it was last read, is not in force.
+    /// Why the file, or the configuration, as it was last read, is not in force.
     pub error: Option<String>,
+    /// Settings of the configuration, as it was last read, that take effect after a restart.
+    #[serde(default)]
+    pub needs_restart: Vec<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,11 +65,21 @@ pub struct XdpStatus {
     pub missing: Vec<MissingStatus>,
     pub counters: Vec<PacketCounter>,
     pub budgets: Vec<Entry>,
+    /// All entries of operators, and the first [`LISTED`] of the policy.
     pub allow: Vec<Entry>,
     pub deny: Vec<Entry>,
+    /// How many more the policy has.
+    #[serde(default)]
+    pub more_allow: u64,
+    #[serde(default)]
+    pub more_deny: u64,
     /// What could not be read.
     pub errors: Vec<String>,
 }
+
+/// Most prefixes of the policy that are listed: whoever wants to know all reads the policy file, and with a hundred
+/// thousand of them an answer would take seconds.
+const LISTED: u64 = 1000;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct InterfaceStatus {
@@ -128,6 +143,7 @@ pub struct StatusSource {
     active: SharedActive,
     policy_file: String,
     policy_error: Mutex<Option<String>>,
+    needs_restart: Mutex<Vec<&'static str>>,
     store: &'static str,
     counters: Arc<MemoryStore>,
     dataplane: Option<Arc<dyn Dataplane>>,
@@ -155,6 +171,7 @@ impl StatusSource {
             active,
             policy_file: config.policy.file.display().to_string(),
             policy_error: Mutex::new(None),
+            needs_restart: Mutex::new(Vec::new()),
             store: match config.store.kind {
                 StoreKind::Memory => "memory",
                 StoreKind::Redis(_) => "redis",
@@ -184,9 +201,24 @@ impl StatusSource {
         self.policy_error.lock().clone()
     }
 
-    /// Redis is configured and does not answer.
-    pub fn is_degraded(&self) -> bool {
-        self.shared.as_ref().is_some_and(|(sync, _)| sync.get().state != SyncState::Connected)
+    /// What the running agent does not have of the configuration, as it was last read.
+    pub fn set_needs_restart(&self, settings: Vec<&'static str>) {
+        *self.needs_restart.lock() = settings;
+    }
+
+    pub fn needs_restart(&self) -> Vec<&'static str> {
+        self.needs_restart.lock().clone()
+    }
+
+    /// What is configured and does not work.
+    fn degraded_by(&self) -> Vec<String> {
+        let mut by = Vec::new();
+        if self.shared.as_ref().is_some_and(|(sync, _)| sync.get().state != SyncState::Connected) {
+            by.push("Redis does not answer, decisions are from local counts".to_owned());
+        }
+        let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());
+        by.extend(missing.map(|interface| format!("nothing is limited on {}: {}", interface.name, interface.reason)));
+        by
     }
 
     pub fn read(&self) -> Status {
@@ -194,17 +226,20 @@ impl StatusSource {
         let memory = self.counters.stats();
         let active = self.active.load();
         let rules = active.policy.rules.iter().zip(&active.metrics);
+        let degraded_by = self.degraded_by();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.node.clone(),
             uptime_seconds: self.started.elapsed().as_secs(),
             ready: self.is_ready(),
-            degraded: self.is_degraded(),
+            degraded: !degraded_by.is_empty(),
+            degraded_by,
             xdp: self.dataplane.as_deref().map(xdp),
             policy: PolicyStatus {
                 file: self.policy_file.clone(),
                 loaded_at: active.loaded_at.get() / 1_000_000,
                 error: self.policy_error(),
+                needs_restart: self.needs_restart().into_iter().map(str::to_owned).collect(),
             },
             store: StoreStatus {
                 kind: self.store.to_owned(),
@@ -240,20 +275,8 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
         keep(error);
         Vec::new()
     });
-    let millis = |remaining: Duration| u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
     let (allow, deny): (Vec<_>, Vec<_>) = dataplane.acl().into_iter().partition(|entry| entry.list == List::Allow);
-    let entries = |listing: Vec<AclListing>| {
-        let entry = |entry: AclListing| Entry {
-            prefix: entry.prefix.to_string(),
-            remaining_ms: entry.remaining.map(millis),
-            reason: match entry.origin {
-                Origin::Policy => "policy".to_owned(),
-                Origin::Operator => "operator".to_owned(),
-            },
-            rule: None,
-        };
-        listing.into_iter().map(entry).collect()
-    };
+    let ((allow, more_allow), (deny, more_deny)) = (entries(allow), entries(deny));
     let budget = |budget: BudgetListing| Entry {
         prefix: budget.source.to_string(),
         remaining_ms: Some(millis(budget.remaining)),
@@ -285,15 +308,41 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
             })
             .collect(),
         budgets: dataplane.budgets().into_iter().map(budget).collect(),
-        allow: entries(allow),
-        deny: entries(deny),
+        allow,
+        deny,
+        more_allow,
+        more_deny,
         errors,
     }
 }
 
+/// A list, and how many prefixes of the policy are left out of it.
+fn entries(listing: Vec<AclListing>) -> (Vec<Entry>, u64) {
+    let (mut entries, mut of_policy) = (Vec::new(), 0u64);
+    for AclListing { prefix, origin, remaining, .. } in listing {
+        let reason = match origin {
+            Origin::Policy => {
+                of_policy += 1;
+                if of_policy > LISTED {
+                    continue;
+                }
+                "policy"
+            }
+            Origin::Operator => "operator",
+        };
+        let remaining_ms = remaining.map(millis);
+        entries.push(Entry { prefix: prefix.to_string(), remaining_ms, reason: reason.to_owned(), rule: None });
+    }
+    (entries, of_policy.saturating_sub(LISTED))
+}
+
+fn millis(remaining: Duration) -> u64 {
+    u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Source for Arc<StatusSource> {
     fn snapshot(&self) -> Snapshot {
-        let (mut packets, mut maps) = (Vec::new(), Vec::new());
+        let (mut packets, mut maps, mut interfaces) = (Vec::new(), Vec::new(), Vec::new());
         if let Some(dataplane) = &self.dataplane {
             let counters = dataplane.counters().unwrap_or_else(|error| {
                 tracing::warn!(target: "limiter::dataplane", %error, "reading the packet counters failed");
@@ -302,6 +351,12 @@ impl Source for Arc<StatusSource> {
             let counter =
                 |counter: RuleCounter| (counter.rule.map(|rule| rule.to_string()), counter.verdict, counter.counter);
             packets = counters.into_iter().map(counter).collect();
+            let missing = dataplane.missing().into_iter().map(|interface| (interface.name, false));
+            let attached = dataplane.interfaces().unwrap_or_else(|error| {
+                tracing::warn!(target: "limiter::dataplane", %error, "reading the interfaces failed");
+                Vec::new()
+            });
+            interfaces = attached.into_iter().map(|interface| (interface.name, true)).chain(missing).collect();
             maps = dataplane.map_usage().unwrap_or_else(|error| {
                 tracing::warn!(target: "limiter::dataplane", %error, "reading the sizes of maps failed");
                 Vec::new()
@@ -310,6 +365,7 @@ impl Source for Arc<StatusSource> {
         Snapshot {
             packets,
             maps,
+            interfaces,
             memory: self.counters.stats(),
             shared: self.shared.as_ref().map(|(sync, redis)| (sync.get(), redis.calls())),
         }

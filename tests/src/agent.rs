@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    os::unix::process::CommandExt as _,
+    os::unix::{fs::chown, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     time::Duration,
@@ -31,6 +31,8 @@ pub fn binary() -> PathBuf {
 #[derive(Debug)]
 pub struct Setup {
     folder: TempDir,
+    /// What the binary is started by: arguments of `setpriv`.
+    privileges: Option<Vec<String>>,
 }
 
 impl Setup {
@@ -38,7 +40,7 @@ impl Setup {
     /// folder, and `policy` beside them.
     pub fn new(configuration: &str, policy: &str) -> Self {
         let folder = TempDir::new().expect("a folder");
-        let setup = Self { folder };
+        let setup = Self { folder, privileges: None };
         setup.write("policy.toml", policy);
         setup.configure(configuration);
         setup
@@ -70,9 +72,32 @@ impl Setup {
         fs::rename(self.path(&next), self.path(name)).expect("renaming a file of the test");
     }
 
+    /// Gives everything to a user, who runs the binary with these capabilities and can never have others.
+    pub fn run_as(&mut self, user: u32, capabilities: &[&str]) {
+        // The build may be where nobody else can look.
+        fs::copy(binary(), self.path("limiter")).expect("a copy of the binary");
+        chown(self.folder.path(), Some(user), Some(user)).expect("the folder is given away");
+        for entry in fs::read_dir(self.folder.path()).expect("the folder").flatten() {
+            chown(entry.path(), Some(user), Some(user)).expect("a file is given away");
+        }
+        let capabilities: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
+        let mut arguments = vec![format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()];
+        for set in ["inh-caps", "ambient-caps", "bounding-set"] {
+            arguments.push(format!("--{set}=-all{capabilities}"));
+        }
+        self.privileges = Some(arguments);
+    }
+
     /// A command of the binary with this configuration.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        let mut command = match &self.privileges {
+            None => Command::new(binary()),
+            Some(privileges) => {
+                let mut setpriv = Command::new("setpriv");
+                setpriv.args(privileges).arg(self.path("limiter"));
+                setpriv
+            }
+        };
         command.args(arguments).arg("--config").arg(self.path("limiter.toml")).stdin(Stdio::null());
         command
     }

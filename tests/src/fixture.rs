@@ -1,11 +1,12 @@
 //! A packet, the state that it meets, and the verdict that it must get: one table for tests and measurements.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use limiter_common::{
     addr::SrcPrefixes,
     quota::{Quota, Rate},
     rule::EnforcementMode,
+    schema::SCHEMA_VERSION,
     stats::Counter,
     verdict::Verdict,
 };
@@ -101,7 +102,7 @@ impl World {
     pub fn load(&self) -> Loaded {
         let pins = TestPins::new();
         let dataplane = self.start(&pins);
-        Loaded { dataplane, _pins: pins }
+        Loaded { dataplane, pins }
     }
 
     fn start(&self, pins: &TestPins) -> KernelDataplane {
@@ -121,13 +122,25 @@ impl Default for World {
 #[derive(Debug)]
 pub struct Loaded {
     pub dataplane: KernelDataplane,
-    _pins: TestPins,
+    pins: TestPins,
 }
 
 /// Counters by rule and verdict index.
 pub type Counters = BTreeMap<(Option<String>, u32), Counter>;
 
 impl Loaded {
+    /// Where the map of this name is pinned.
+    pub fn pinned(&self, map: &str) -> PathBuf {
+        self.pins.path().join(format!("v{SCHEMA_VERSION}")).join(map)
+    }
+
+    /// Ends the agent without a word, and starts one of `world` in its place.
+    pub fn restart(self, world: &World) -> Self {
+        let Self { dataplane, pins } = self;
+        drop(dataplane);
+        Self { dataplane: world.start(&pins), pins }
+    }
+
     pub fn counters(&self) -> Counters {
         let counters = self.dataplane.counters().expect("read the counters");
         counters

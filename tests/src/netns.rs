@@ -17,12 +17,14 @@ use crate::ip::{ip, ip_command};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const PREFIX: &str = "limiter-test-";
-const CLIENT_INTERFACE: &str = "cl0";
-
+/// The client's interface towards the gateway.
+pub const CLIENT_INTERFACE: &str = "cl0";
 /// The gateway's interface towards the client.
 pub const INTERFACE: &str = "gw0";
 /// A second one, between the same namespaces, without addresses.
 pub const SECOND_INTERFACE: &str = "gw1";
+/// The client's end of the second pair.
+pub const SECOND_CLIENT_INTERFACE: &str = "cl1";
 
 pub const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 203, 0, 1));
 pub const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec, 0, 0, 0, 0, 0, 1));
@@ -51,7 +53,7 @@ impl TestNet {
         let client = Namespace::new(format!("{name}-client"));
         let gateway = Namespace::new(format!("{name}-gateway"));
         let net = Self { client, gateway, pins };
-        for (outside, inside) in [(CLIENT_INTERFACE, INTERFACE), ("cl1", SECOND_INTERFACE)] {
+        for (outside, inside) in [(CLIENT_INTERFACE, INTERFACE), (SECOND_CLIENT_INTERFACE, SECOND_INTERFACE)] {
             let (client, gateway) = (&net.client.name, &net.gateway.name);
             ip(&format!("link add {outside} netns {client} type veth peer name {inside} netns {gateway}"));
         }
@@ -60,7 +62,7 @@ impl TestNet {
             &CLIENT_V4.map(|address| (address, 24)),
             &CLIENT_V6.map(|address| (address, 64)),
         );
-        net.client.configure("cl1", &[], &[]);
+        net.client.configure(SECOND_CLIENT_INTERFACE, &[], &[]);
         net.gateway.configure(INTERFACE, &[(GATEWAY_V4, 24)], &[(GATEWAY_V6, 64)]);
         net.gateway.configure(SECOND_INTERFACE, &[], &[]);
         // The way back to the client's other /64.

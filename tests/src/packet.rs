@@ -17,6 +17,7 @@ pub const ICMPV6: u8 = 58;
 pub const HOP_BY_HOP: u8 = 0;
 pub const ROUTING: u8 = 43;
 pub const FRAGMENT: u8 = 44;
+pub const ENCRYPTION: u8 = 50;
 pub const AUTHENTICATION: u8 = 51;
 pub const NO_NEXT_HEADER: u8 = 59;
 pub const DESTINATION: u8 = 60;
@@ -27,12 +28,15 @@ pub const ACK: u8 = 0x10;
 /// A frame in the making. What is not set is right.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    tags: Vec<u16>,
+    /// Type and VLAN id.
+    tags: Vec<(u16, u16)>,
     network: Network,
     payload: Vec<u8>,
     /// What the IP header says its length is.
     stated_len: Option<u16>,
     version: Option<u8>,
+    /// Bytes behind what the IP header tells of.
+    trailer: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -86,13 +90,21 @@ impl Packet {
     }
 
     fn of(network: Network, payload: &[u8]) -> Self {
-        Self { tags: Vec::new(), network, payload: payload.to_vec(), stated_len: None, version: None }
+        Self { tags: Vec::new(), network, payload: payload.to_vec(), stated_len: None, version: None, trailer: 0 }
     }
 
     /// Adds a VLAN tag inside those that are there.
     #[must_use]
     pub fn tag(mut self, ether_type: u16) -> Self {
-        self.tags.push(ether_type);
+        self.tags.push((ether_type, 100));
+        self
+    }
+
+    /// Adds a tag that gives a priority and no VLAN, inside those that are there.
+    #[must_use]
+    pub fn priority_tag(mut self, ether_type: u16) -> Self {
+        const PRIORITY: u16 = 5 << 13;
+        self.tags.push((ether_type, PRIORITY));
         self
     }
 
@@ -150,6 +162,13 @@ impl Packet {
         self
     }
 
+    /// Adds bytes behind the packet, as Ethernet pads short ones.
+    #[must_use]
+    pub fn trailer(mut self, len: usize) -> Self {
+        self.trailer = len;
+        self
+    }
+
     /// The version field of the IP header.
     #[must_use]
     pub fn version(mut self, version: u8) -> Self {
@@ -159,9 +178,9 @@ impl Packet {
 
     pub fn build(&self) -> Vec<u8> {
         let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
-        for tag in &self.tags {
-            frame.extend(tag.to_be_bytes());
-            frame.extend(100u16.to_be_bytes());
+        for (ether_type, id) in &self.tags {
+            frame.extend(ether_type.to_be_bytes());
+            frame.extend(id.to_be_bytes());
         }
         match &self.network {
             Network::Raw { ether_type } => frame.extend(ether_type.to_be_bytes()),
@@ -197,6 +216,7 @@ impl Packet {
             }
         }
         frame.extend(&self.payload);
+        frame.extend(std::iter::repeat_n(0xff, self.trailer));
         frame
     }
 }

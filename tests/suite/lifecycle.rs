@@ -1,12 +1,6 @@
 //! Attaching, taking over, reloading and removing, with real packets over veth. Needs root and the XDP object.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use aya::{
     maps::loaded_maps,
@@ -22,16 +16,15 @@ use limiter_tests::{
     eventually::until,
     fixture::{Limited, World},
     ip::{ip, xdp_of},
-    netns::{CLIENT_V4, CLIENT_V6, GATEWAY_V4, GATEWAY_V6, INTERFACE, SECOND_INTERFACE, TestNet, TestPins},
+    netns::{CLIENT_V4, CLIENT_V6, INTERFACE, SECOND_INTERFACE, TestNet, TestPins},
     object::xdp_object,
+    traffic::{OTHER_PORT, Traffic},
 };
 use limiter_user::dataplane::{
     AttachedMode, Dataplane as _, DataplaneConfig, DataplaneError, ErrorKind as Kind, KernelDataplane, OnExit, Protect,
     Unpinned, XdpMode, unpin,
 };
 
-const PORT: u16 = 443;
-const OTHER_PORT: u16 = 22;
 const BURST: u64 = 5;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -57,61 +50,6 @@ fn start(net: &TestNet, world: &World) -> KernelDataplane {
 /// As `limiter unpin`, in the gateway's namespace.
 fn unpin_in(net: &TestNet) -> Result<Unpinned, DataplaneError> {
     net.gateway(|| unpin(net.pin_dir()))
-}
-
-/// UDP between the client's addresses and two ports of the gateway. Made once a test: a process that another test starts
-/// may hold a closed socket, and with it the port, for a moment.
-struct Traffic {
-    protected: UdpSocket,
-    other: UdpSocket,
-    clients: Vec<(IpAddr, UdpSocket)>,
-}
-
-impl Traffic {
-    fn new(net: &TestNet) -> Self {
-        let bind = |port| {
-            let server = net.gateway(|| UdpSocket::bind(("::", port)).expect("bind the server"));
-            server.set_read_timeout(Some(Duration::from_secs(10))).expect("set the timeout");
-            server
-        };
-        let clients = CLIENT_V4.into_iter().chain(CLIENT_V6).map(|address| {
-            let socket = net.client(|| UdpSocket::bind(SocketAddr::new(address, 0)).expect("bind a client"));
-            (address, socket)
-        });
-        Self { protected: bind(PORT), other: bind(OTHER_PORT), clients: clients.collect() }
-    }
-
-    fn send(&self, from: IpAddr, port: u16, text: &[u8]) {
-        let (_, socket) = self.clients.iter().find(|(address, _)| *address == from).expect("a client");
-        let gateway = if from.is_ipv4() { GATEWAY_V4 } else { GATEWAY_V6 };
-        socket.send_to(text, (gateway, port)).expect("send");
-    }
-
-    /// How many of `count` packets to the protected port arrive.
-    ///
-    /// A marker to the other port follows them on the wire, so that when it is there all of them are through. It is
-    /// then passed on to the protected port over loopback, where no program is attached.
-    fn arriving(&self, from: IpAddr, count: u64) -> u64 {
-        for _ in 0..count {
-            self.send(from, PORT, b"packet");
-        }
-        self.send(CLIENT_V4[1], OTHER_PORT, b"marker");
-        self.other_receives();
-        self.other.send_to(b"marker", (Ipv6Addr::LOCALHOST, PORT)).expect("send");
-        let mut arrived = 0;
-        let mut buffer = [0; 64];
-        loop {
-            let len = self.protected.recv(&mut buffer).expect("the marker arrives");
-            if &buffer[..len] == b"marker" {
-                return arrived;
-            }
-            arrived += 1;
-        }
-    }
-
-    fn other_receives(&self) -> usize {
-        self.other.recv(&mut [0; 64]).expect("a packet arrives at the port that is not protected")
-    }
 }
 
 /// What `ip` tells of XDP on an interface of the gateway.
@@ -365,10 +303,51 @@ fn another_program_is_named_and_nothing_stays_attached() {
     world.config.interfaces.push(SECOND_INTERFACE.to_owned());
     let error = try_start(&net, &world).expect_err("busy");
     assert!(matches!(error, DataplaneError::Busy { .. }), "{error:?}");
-    assert!(error.to_string().contains(&format!("another XDP program (\"limiter\", id {id}) is attached")), "{error}");
+    let link = loaded_links().flatten().find(|link| link.program_id() == id).expect("its link").id();
+    let expected = format!(
+        "attach to {SECOND_INTERFACE}: another XDP program (\"limiter\", id {id}) is attached there in native mode by a BPF \
+         link (id {link}); stop the program that holds the link, or remove its pin, or leave the interface out of \
+         xdp.interfaces"
+    );
+    assert_eq!(error.to_string(), expected);
     assert_eq!(error.kind(), Kind::Unavailable);
     assert_eq!(xdp(&net, INTERFACE), None, "the first interface is detached again");
     assert!(!net.pin_dir().exists());
+}
+
+#[test]
+fn a_program_that_was_attached_without_a_link_is_named_with_its_remedy() {
+    for (kind, attached) in [("xdpdrv", "native"), ("xdpgeneric", "generic")] {
+        for mode in [XdpMode::Auto, XdpMode::Native, XdpMode::Generic] {
+            let net = TestNet::new();
+            let foreign = TestPins::new();
+            let mut other = world(&net);
+            other.config.interfaces = Vec::new();
+            other.config.pin_dir = foreign.path().to_owned();
+            drop(start(&net, &other));
+            let pin = foreign.path().join(format!("v{SCHEMA_VERSION}/program"));
+            net.gateway(|| ip(&format!("link set dev {SECOND_INTERFACE} {kind} pinned {}", pin.display())));
+            let before = xdp(&net, SECOND_INTERFACE).expect("attached");
+            let id = &before["prog"]["id"];
+
+            let mut world = world(&net);
+            world.config.interfaces.push(SECOND_INTERFACE.to_owned());
+            world.config.mode = mode;
+            let error = try_start(&net, &world).expect_err("busy");
+            let expected = format!(
+                "attach to {SECOND_INTERFACE}: another XDP program (\"limiter\", id {id}) is attached there in {attached} mode; \
+                 remove it with \"ip link set dev {SECOND_INTERFACE} {kind} off\", \
+                 or leave the interface out of xdp.interfaces"
+            );
+            assert_eq!((error.to_string(), error.kind()), (expected, Kind::Unavailable), "{mode:?}");
+            assert_eq!(xdp(&net, SECOND_INTERFACE), Some(before), "it stays");
+            assert_eq!(xdp(&net, INTERFACE), None);
+            assert!(!net.pin_dir().exists());
+
+            net.gateway(|| ip(&format!("link set dev {SECOND_INTERFACE} {kind} off")));
+            drop(start(&net, &world));
+        }
+    }
 }
 
 #[test]
@@ -523,7 +502,7 @@ fn the_mode_can_be_changed_by_a_restart() {
 }
 
 #[test]
-fn pins_of_another_schema_are_refused_and_can_be_removed() {
+fn pins_of_a_newer_schema_are_refused_and_can_be_removed() {
     let net = TestNet::new();
     let world = world(&net);
     drop(start(&net, &world));
@@ -549,7 +528,7 @@ fn a_pinned_map_of_another_size_is_refused() {
     fs::rename(directory.join("AGGREGATES"), directory.join("CREATION")).expect("rename");
     let error = try_start(&net, &world).expect_err("another size");
     assert!(matches!(error, DataplaneError::MapMismatch { map: "CREATION", .. }), "{error:?}");
-    assert!(error.to_string().contains("pinned map CREATION has value size 24, this agent needs 8"), "{error}");
+    assert!(error.to_string().contains("pinned map CREATION has value size 32, this agent needs 8"), "{error}");
 }
 
 #[test]

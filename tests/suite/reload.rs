@@ -1,10 +1,11 @@
-//! A policy that changes while the agent runs, through the real binary.
+//! A policy and a configuration that change while the agent runs, through the real binary.
 
 use std::{
     collections::BTreeSet,
     fs,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     os::unix::fs::symlink,
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -12,13 +13,16 @@ use aya::{
     maps::loaded_maps,
     programs::{loaded_links, loaded_programs},
 };
+use limiter_common::schema::SCHEMA_VERSION;
 use limiter_tests::{
     agent::{Agent, START, Setup},
     eventually::until,
     fixture::World,
+    http,
     ip::{ip, xdp_of},
     netns::{CLIENT_V4, GATEWAY_V4, INTERFACE, SECOND_INTERFACE, TestNet, TestPins},
     object::xdp_object,
+    ping_pong::{DENIED, GOOD, PingPong},
 };
 use limiter_user::{clock::Stopwatch, dataplane::KernelDataplane};
 use serde_json::{Value, json};
@@ -254,33 +258,6 @@ fn a_block_ends_with_its_rule_and_its_prefix_can_be_exempted() {
     assert_eq!(agent.status()["xdp"]["budgets"].as_array().map(Vec::len), Some(1), "and the exempt one never was");
 }
 
-/// One packet at a time from a client, so that no queue is ever full.
-struct PingPong {
-    good: UdpSocket,
-    bad: UdpSocket,
-    sink: UdpSocket,
-}
-
-impl PingPong {
-    fn new(net: &TestNet) -> Self {
-        let bind = |address: IpAddr| UdpSocket::bind(SocketAddr::new(address, 0)).expect("a socket");
-        let sink = net.gateway(|| UdpSocket::bind(SocketAddr::new(GATEWAY_V4, 80)).expect("a socket"));
-        sink.set_read_timeout(Some(WAIT)).expect("a timeout");
-        let [good, bad] = net.client(|| CLIENT_V4.map(bind));
-        Self { good, bad, sink }
-    }
-
-    /// A packet that must not arrive, and then one that must.
-    fn play(&self, number: u64) {
-        let to = SocketAddr::new(GATEWAY_V4, 80);
-        self.bad.send_to(b"bad", to).expect("sent");
-        self.good.send_to(&number.to_le_bytes(), to).expect("sent");
-        let mut buffer = [0; 16];
-        let len = self.sink.recv(&mut buffer).expect("a packet that both policies pass arrives");
-        assert_eq!(buffer[..len], number.to_le_bytes(), "and none that both drop");
-    }
-}
-
 fn packets(status: &Value, verdict: &str, reason: &str) -> u64 {
     let counters = status["xdp"]["counters"].as_array().expect("counters").iter();
     let counters = counters.filter(|counter| counter["verdict"] == verdict && counter["reason"] == reason);
@@ -291,47 +268,55 @@ fn packets(status: &Value, verdict: &str, reason: &str) -> u64 {
 fn no_packet_of_either_kind_is_judged_wrongly_while_policies_change() {
     for mode in ["native", "generic"] {
         let net = TestNet::new();
-        let deny = format!("{}/32", CLIENT_V4[1]);
-        // Everything but the verdict on the two clients is different: the place of the prefix among others, the rule
-        // that the good client meets, and which lookups the program makes at all.
-        let one = format!(
-            "deny = [\"{deny}\", \"198.51.100.0/24\", \"2001:db8::/32\"]\n[[packet_rules]]\nid = \"one\"\ncidr = \"0.0.0.0/0\"\npackets = {{ rate = \"1000000/s\", burst = 1000000 }}\n"
-        );
+        let [deny_v4, deny_v6] = DENIED;
+        let [good_v4, good_v6] = GOOD;
+        let limit = |id: &str, cidr: &str, limit: &str| {
+            format!("[[packet_rules]]\nid = \"{id}\"\ncidr = \"{cidr}\"\n{limit}\n")
+        };
+        let (many, much) =
+            ("packets = { rate = \"1000000/s\", burst = 1000000 }", "bytes = { rate = \"1GB/s\", burst = \"1GB\" }");
+        // Everything but the verdict on the clients is different: the prefix that denies and its place among others, the
+        // rule that the good clients meet, if they meet one, and which lookups the program makes at all.
+        let one = format!("deny = [\"{deny_v4}/32\", \"198.51.100.0/24\", \"2001:db8::/32\", \"{deny_v6}/128\"]\n")
+            + &limit("one", "0.0.0.0/0", many)
+            + &limit("one-six", "::/0", many);
         let two = format!(
-            "deny = [\"203.0.113.0/24\", \"{deny}\"]\nallow = [\"192.0.2.0/24\"]\n[[packet_rules]]\nid = \"two\"\ncidr = \"10.0.0.0/8\"\nbytes = {{ rate = \"1GB/s\", burst = \"1GB\" }}\n"
-        );
+            "deny = [\"203.0.113.0/24\", \"{deny_v4}/32\", \"fd00:ec:0:1::/64\"]\nallow = [\"192.0.2.0/24\"]\n"
+        ) + &limit("two", "10.0.0.0/8", much)
+            + &limit("two-six", "fd00::/8", much);
+        let three =
+            format!("deny = [\"{deny_v6}/128\", \"{deny_v4}/32\"]\nallow = [\"{good_v4}/32\", \"{good_v6}/128\"]\n")
+                + &limit("three", "0.0.0.0/0", "packets = { rate = \"1/h\", burst = 1 }");
+        let policies = [&two, &three, &one];
         let setup = Setup::new(&xdp(&net, &[INTERFACE], &format!("mode = \"{mode}\"\n")), &one);
         let agent = start(&net, &setup);
-        let traffic = PingPong::new(&net);
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let traffic = PingPong::new(&net, 80);
+        let stop = AtomicBool::new(false);
         let (sent, programs) = std::thread::scope(|scope| {
-            let playing = scope.spawn(|| {
-                let mut number = 0;
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    traffic.play(number);
-                    number += 1;
-                }
-                number
-            });
-            let programs: BTreeSet<_> = (0..20)
+            let playing = scope.spawn(|| traffic.play_until(&stop));
+            let programs: BTreeSet<_> = (0..21)
                 .map(|cycle| {
-                    agent.reload(if cycle % 2 == 0 { &two } else { &one });
+                    agent.reload(policies[cycle % policies.len()]);
                     agent.status()["xdp"]["interfaces"][0]["program_id"].as_u64()
                 })
                 .collect();
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
             (playing.join().expect("every packet was judged rightly"), programs)
         });
-        assert_eq!(programs.len(), 20);
+        assert_eq!(programs.len(), 21);
         let status = agent.status();
-        assert!(sent > 1000, "{sent} packets, {mode}");
-        assert_eq!(packets(&status, "drop", "denied"), sent, "{mode}");
-        assert_eq!(packets(&status, "pass", "conforming"), sent, "{mode}");
+        assert!(sent > 500, "{sent} rounds, {mode}");
+        assert_eq!(packets(&status, "drop", "denied"), 2 * sent, "{mode}");
+        let (conforming, allowed) = (packets(&status, "pass", "conforming"), packets(&status, "pass", "allowed"));
+        assert!(conforming > 0 && allowed > 0, "{mode}");
+        assert_eq!(conforming + allowed, 2 * sent, "{mode}");
         let drops = status["xdp"]["counters"].as_array().expect("counters").iter();
         assert_eq!(drops.filter(|counter| counter["verdict"] == "drop").count(), 1, "{status}");
         let series =
             |rule| format!("limiter_xdp_packets_total{{rule=\"{rule}\",verdict=\"pass\",reason=\"conforming\"}}");
-        assert!(agent.metric(&series("one")) > 0.0 && agent.metric(&series("two")) > 0.0);
+        for rule in ["one", "one-six", "two", "two-six"] {
+            assert!(agent.metric(&series(rule)) > 0.0, "{rule} {mode}");
+        }
     }
 }
 
@@ -405,6 +390,11 @@ fn fifty_cycles(mode: &str) {
             _ => {}
         }
         agent.kill();
+        if cycle % 5 == 0 {
+            // As if an agent of the schema before had made the pins, of which no layout has changed since.
+            let version = |number: u32| net.pin_dir().join(format!("v{number}"));
+            fs::rename(version(SCHEMA_VERSION), version(SCHEMA_VERSION - 1)).expect("rename");
+        }
         send(&denied);
         send(&limited);
         agent = start(&net, &setup);
@@ -416,6 +406,7 @@ fn fifty_cycles(mode: &str) {
         maps.extend(maps_of(program_now));
         assert_eq!(link(program_now), link_id, "cycle {cycle}: the same link");
         assert_eq!(pins(), pinned, "cycle {cycle}");
+        assert_eq!(fs::read_dir(net.pin_dir()).expect("pins").count(), 1, "cycle {cycle}: of one schema");
     }
     until("the packets are through", WAIT, || {
         let status = agent.status();
@@ -440,12 +431,12 @@ fn fifty_cycles(mode: &str) {
 }
 
 #[test]
-fn fifty_kills_restarts_and_reloads_in_native_mode_open_no_gap_and_leak_nothing() {
+fn fifty_kills_restarts_reloads_and_upgrades_in_native_mode_open_no_gap_and_leak_nothing() {
     fifty_cycles("native");
 }
 
 #[test]
-fn fifty_kills_restarts_and_reloads_in_generic_mode_open_no_gap_and_leak_nothing() {
+fn fifty_kills_restarts_reloads_and_upgrades_in_generic_mode_open_no_gap_and_leak_nothing() {
     fifty_cycles("generic");
 }
 
@@ -467,6 +458,172 @@ fn interfaces_are_added_and_removed_with_a_restart() {
     }
 }
 
+fn links_of(program: u64) -> usize {
+    loaded_links().flatten().filter(|link| u64::from(link.program_id()) == program).count()
+}
+
+fn link_pins(net: &TestNet) -> Vec<String> {
+    let versions = fs::read_dir(net.pin_dir()).into_iter().flatten().flatten();
+    let pins = versions.flat_map(|version| fs::read_dir(version.path()).into_iter().flatten().flatten());
+    let names = pins.map(|pin| pin.file_name().into_string().expect("text"));
+    let mut links: Vec<_> = names.filter(|name| name.starts_with("link-")).collect();
+    links.sort();
+    links
+}
+
+#[test]
+fn interfaces_are_added_and_removed_by_a_reload_and_the_others_never_go_without() {
+    for mode in ["native", "generic"] {
+        let net = TestNet::new();
+        let policy = format!("deny = [\"{}/32\", \"{}/128\"]\n", DENIED[0], DENIED[1]);
+        let settings = format!("mode = \"{mode}\"\n");
+        let with = |interfaces: &[&str]| xdp(&net, interfaces, &settings);
+        let setup = Setup::new(&with(&[INTERFACE]), &policy);
+        let agent = start(&net, &setup);
+        let traffic = PingPong::new(&net, 80);
+        let stop = AtomicBool::new(false);
+        let sent = std::thread::scope(|scope| {
+            let playing = scope.spawn(|| traffic.play_until(&stop));
+            for _ in 0..5 {
+                for interfaces in [&[SECOND_INTERFACE, INTERFACE][..], &[INTERFACE]] {
+                    setup.configure(&with(interfaces));
+                    agent.reload(&policy);
+                    let listed = agent.status()["xdp"]["interfaces"].as_array().expect("interfaces").clone();
+                    assert_eq!(listed.iter().map(|interface| &interface["name"]).collect::<Vec<_>>(), interfaces);
+                    let program = listed[0]["program_id"].as_u64().expect("an id");
+                    assert!(listed.iter().all(|interface| interface["program_id"] == program), "{listed:?}");
+                    let second = net.gateway(|| xdp_of(SECOND_INTERFACE));
+                    assert_eq!(second.is_some(), interfaces.contains(&SECOND_INTERFACE));
+                    let mut expected: Vec<_> = interfaces.iter().map(|name| format!("link-{mode}-{name}")).collect();
+                    expected.sort();
+                    assert_eq!((link_pins(&net), links_of(program)), (expected, interfaces.len()));
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            playing.join().expect("no packet passed that was to be dropped, and none was dropped that was to pass")
+        });
+        let status = agent.status();
+        assert!(sent > 50, "{sent} rounds, {mode}");
+        assert_eq!(packets(&status, "drop", "denied"), 2 * sent, "{mode}: not one without the program");
+    }
+}
+
+#[test]
+fn all_interfaces_can_be_removed_and_added_again() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), "");
+    let agent = start(&net, &setup);
+    for interfaces in [&[][..], &[SECOND_INTERFACE], &[INTERFACE, SECOND_INTERFACE]] {
+        setup.configure(&xdp(&net, interfaces, ""));
+        agent.reload("");
+        for interface in [INTERFACE, SECOND_INTERFACE] {
+            assert_eq!(net.gateway(|| xdp_of(interface)).is_some(), interfaces.contains(&interface), "{interface}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_configuration_changes_nothing_and_says_everything() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), "");
+    let agent = start(&net, &setup);
+    let pins = TestPins::new();
+    let mut foreign = World::new();
+    foreign.config.interfaces = vec!["other0".to_owned()];
+    foreign.config.pin_dir = pins.path().to_owned();
+    net.gateway(|| ip("link add other0 type veth peer name other1"));
+    let foreign = net.gateway(|| KernelDataplane::start(xdp_object(), foreign.config, &foreign.policy, foreign.tuning));
+    let before = net.gateway(|| [INTERFACE, SECOND_INTERFACE, "other0"].map(xdp_of));
+    let mistakes = xdp(&net, &[INTERFACE, SECOND_INTERFACE], "mod = 1\n[push]\nmax_block = \"x\"\n");
+    for (configuration, result, says) in [
+        (mistakes, "invalid", &["limiter.toml", "xdp.mod", "push.max_block"][..]),
+        ("[[xdp]\n".to_owned(), "invalid", &["limiter.toml:"]),
+        // After one that could be added.
+        (xdp(&net, &[SECOND_INTERFACE, "nope0"], ""), "invalid", &["attach to nope0: there is no such interface"]),
+        (xdp(&net, &[INTERFACE, SECOND_INTERFACE, "other0"], ""), "failed", &["attach to other0: another XDP program"]),
+    ] {
+        setup.configure(&configuration);
+        let count = agent.reloads(result);
+        agent.hang_up();
+        until("it is refused", WAIT, || (agent.reloads(result) > count).then_some(()));
+        let error = agent.status()["policy"]["error"].to_string();
+        for word in says {
+            assert!(error.contains(word), "{word}: {error}");
+            assert!(setup.log().contains(word), "{word}: {}", setup.log());
+        }
+        assert_eq!(net.gateway(|| [INTERFACE, SECOND_INTERFACE, "other0"].map(xdp_of)), before, "{configuration}");
+        assert_eq!(link_pins(&net).len(), 1, "{configuration}");
+    }
+    drop(foreign.expect("the other program"));
+    setup.configure(&xdp(&net, &[INTERFACE], ""));
+    agent.reload("");
+    assert_eq!(agent.status()["policy"]["error"], Value::Null);
+}
+
+#[test]
+fn settings_take_effect_by_a_reload_or_are_said_to_need_a_restart() {
+    let net = TestNet::new();
+    let policy = format!("deny = [\"{}/32\", \"{}/128\"]\n", DENIED[0], DENIED[1]);
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), &policy);
+    let agent = start(&net, &setup);
+    let traffic = PingPong::new(&net, 80);
+    traffic.play(1);
+    setup.configure(&xdp(&net, &[INTERFACE], "on_exit = \"detach\"\n").replace("udp/80", "udp/81"));
+    agent.reload(&policy);
+    traffic.passes_from_denied();
+    assert_eq!(agent.status()["policy"]["needs_restart"], json!([]));
+
+    let other = xdp(&net, &[INTERFACE], "mode = \"generic\"\non_exit = \"detach\"\n").replace("1024", "2048");
+    setup.configure(&(other + "[push]\nafter_denials = 77\n"));
+    agent.reload(&policy);
+    let needed = json!(["xdp.mode", "xdp.max_sources", "push.after_denials"]);
+    assert_eq!(agent.status()["policy"]["needs_restart"], needed);
+    let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
+    for setting in needed.as_array().expect("a list").iter().filter_map(Value::as_str) {
+        assert!(setup.log().contains(&format!("{setting} has changed in the configuration, which needs a restart")));
+        assert!(shown.contains(setting), "{shown}");
+    }
+    assert_eq!(agent.status()["xdp"]["interfaces"][0]["mode"], "native", "and have not taken effect");
+    setup.configure(&xdp(&net, &[INTERFACE], "on_exit = \"detach\"\n"));
+    agent.reload(&policy);
+    assert_eq!(agent.status()["policy"]["needs_restart"], json!([]), "taken back");
+    assert!(agent.stop().success());
+    assert_eq!(net.gateway(|| xdp_of(INTERFACE)), None, "on_exit is what it was changed to");
+}
+
+#[test]
+fn a_packet_layer_that_was_off_at_the_start_is_said_to_need_a_restart() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[], ""), "");
+    let agent = start(&net, &setup);
+    setup.configure(&xdp(&net, &[INTERFACE], ""));
+    agent.reload("");
+    assert_eq!(agent.status()["policy"]["needs_restart"], json!(["xdp.interfaces"]));
+    assert_eq!(net.gateway(|| xdp_of(INTERFACE)), None);
+}
+
+#[test]
+fn unpin_is_refused_while_an_agent_runs_unless_it_is_forced() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), "");
+    let agent = start(&net, &setup);
+    let unpin = |arguments: &[&str]| {
+        let output = net.gateway(|| setup.run(arguments));
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"), output.stderr)
+    };
+    let (code, _, says) = unpin(&["unpin"]);
+    let says = String::from_utf8(says).expect("text");
+    assert_eq!(code, Some(69), "{says}");
+    assert!(says.contains("an agent runs on") && says.contains("--force"), "{says}");
+    assert!(net.gateway(|| xdp_of(INTERFACE)).is_some());
+    let (code, says, _) = unpin(&["unpin", "--force"]);
+    assert!(code == Some(0) && says.starts_with("detached 1 link and removed "), "{says}");
+    assert_eq!(net.gateway(|| xdp_of(INTERFACE)), None);
+    assert!(agent.stop().success());
+    let (code, says, _) = unpin(&["unpin"]);
+    assert!(code == Some(0) && says.starts_with("detached 0 links and removed 0 maps"), "{says}");
+}
+
 #[test]
 fn an_interface_that_comes_back_is_limited_again() {
     let net = TestNet::new();
@@ -478,6 +635,13 @@ fn an_interface_that_comes_back_is_limited_again() {
 
     net.gateway(|| ip(&format!("link delete {SECOND_INTERFACE}")));
     until("it is missed", WAIT, || (missing()[0]["name"] == SECOND_INTERFACE).then_some(()));
+    let limited = |interface| agent.metric(&format!("limiter_xdp_interface_attached{{interface=\"{interface}\"}}"));
+    assert_eq!((limited(INTERFACE), limited(SECOND_INTERFACE)), (1.0, 0.0));
+    let ready = http::get(&setup.admin(), "/readyz", &[]).expect("an answer");
+    assert_eq!(ready.status, 200, "what there is goes on");
+    assert_eq!(ready.json()["degraded"], true);
+    let cause = ready.json()["degraded_by"][0].to_string();
+    assert!(cause.contains(&format!("nothing is limited on {SECOND_INTERFACE}")), "{cause}");
     agent.reload("deny = [\"198.51.100.0/24\"]\n");
     let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
     assert!(shown.contains(&format!("interface {SECOND_INTERFACE}: nothing is limited there")), "{shown}");

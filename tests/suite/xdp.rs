@@ -160,13 +160,71 @@ fn a_flood_of_new_sources_stays_limited_and_memory_bounded() {
     // The bucket of the heavy source has outlived the flood: five packets are left of its burst.
     loaded.dataplane.test_run(&heavy, 100).expect("run the program");
     assert_eq!(loaded.packets(Verdict::Pass(PassReason::Conforming)) - 5 - passed, BURST - 5);
-    // Good clients in quiet neighbourhoods are new as well, and lose nothing, but for the few whose neighbourhood shares
-    // its bucket with one of the hundred: a chance of 1 in 160 for each.
-    let quiet = (0..20).filter(|neighbourhood| {
+    // Good clients in quiet neighbourhoods are new as well, and lose nothing: the chance that one has both of its aggregate
+    // buckets in common with flooded neighbourhoods is less than one in a million.
+    for neighbourhood in 0..20 {
         let (verdict, _) = loaded.judge(&Packet::udp(&format!("203.0.{neighbourhood}.1"), 443).build());
-        verdict == Verdict::Pass(PassReason::Conforming)
-    });
-    assert!(quiet.count() >= 15);
+        assert_eq!(verdict, Verdict::Pass(PassReason::Conforming), "{neighbourhood}");
+    }
+}
+
+#[test]
+fn a_part_of_the_new_buckets_is_kept_for_quiet_neighbourhoods() {
+    const NEW: u64 = 100;
+    const BURST: u64 = 10;
+    let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, BURST)]);
+    world.tuning.new_sources = Some(burst_of(NEW));
+    let loaded = world.load();
+    let buckets = || {
+        let usage = loaded.dataplane.map_usage().expect("read the usage");
+        usage.iter().find(|usage| usage.map == "BUCKETS_V4").expect("BUCKETS_V4").entries
+    };
+    let from = |neighbourhood: u64, host: u64| Packet::udp(&format!("192.0.{neighbourhood}.{host}"), 443).build();
+    for host in 0..200 {
+        loaded.dataplane.test_run(&from(0, host), 1).expect("run the program");
+    }
+    let common = NEW * 3 / 4;
+    assert_eq!(buckets(), common);
+    // By itself a neighbourhood shares one quota, though it has two buckets.
+    assert_eq!(loaded.packets(Verdict::Pass(PassReason::Conforming)), common + BURST);
+    for quiet in 1..=NEW - common {
+        // One of its own, and one that shares.
+        for host in 0..2 {
+            loaded.dataplane.test_run(&from(quiet, host), 1).expect("run the program");
+        }
+        assert_eq!(buckets(), common + quiet, "{quiet}");
+    }
+    // All are made; whoever comes now shares.
+    let (verdict, _) = loaded.judge(&from(200, 0));
+    assert_eq!((verdict, buckets()), (Verdict::Pass(PassReason::Conforming), NEW));
+}
+
+#[test]
+fn a_client_that_keeps_sending_outlives_newcomers_that_fill_the_map_many_times() {
+    const MAX_SOURCES: u32 = 16_384;
+    const TURNS: u32 = 6;
+    const BURST: u64 = 50;
+    let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &[(Limited::Packets, BURST)]);
+    world.config.max_sources = MAX_SOURCES;
+    // As if the flood had lasted for hours.
+    world.tuning.new_sources = Some(burst_of(1 << 30));
+    let loaded = world.load();
+    let client = Packet::udp("192.0.2.7", 443).build();
+    let mut newcomer = Packet::udp("10.0.0.0", 443).build();
+    let mut used = 0;
+    for number in 0..TURNS * MAX_SOURCES {
+        newcomer[27..30].copy_from_slice(&number.to_be_bytes()[1..]);
+        loaded.dataplane.test_run(&newcomer, 1).expect("run the program");
+        if number.is_multiple_of(MAX_SOURCES / 8) {
+            used += 1;
+            let run = loaded.dataplane.test_run(&client, 1).expect("run the program");
+            assert!(!run.dropped, "after {number} newcomers");
+        }
+    }
+    // Its bucket was never made anew.
+    let passed = loaded.packets(Verdict::Pass(PassReason::Conforming));
+    loaded.dataplane.test_run(&client, 100).expect("run the program");
+    assert_eq!(loaded.packets(Verdict::Pass(PassReason::Conforming)) - passed, BURST - used);
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod bench;
 mod bpf;
 mod build;
 mod ci;
+mod frames;
+mod fuzz;
 mod lint;
 mod package;
 mod privilege;
@@ -17,6 +19,7 @@ mod setup;
 mod source_text;
 mod steps;
 mod test;
+mod vm_test;
 mod workspace;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
@@ -54,6 +57,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Run random and mutated frames in the kernel, and compare each with what the parser says (root)
+    Frames(frames::Options),
+    /// Fuzz a target of fuzz/fuzz_targets; what is found is kept in fuzz/corpus and fuzz/artifacts
+    Fuzz(fuzz::Options),
+    /// Run the tests of the XDP program on the kernel of Debian 12, in a virtual machine
+    VmTest(vm_test::Options),
     /// Run a benchmark of tests/benches; it prints a table and writes target/bench/NAME.json
     Bench {
         /// Name of the benchmark; without one, the benchmarks are listed
@@ -97,6 +106,9 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Build => build::run(&workspace),
         Command::Run { config, arguments } => run::run(&workspace, config.as_deref(), &arguments),
         Command::Test { arguments } => test::run(&workspace, &arguments),
+        Command::Frames(options) => frames::run(&workspace, &options),
+        Command::Fuzz(options) => fuzz::run(&workspace, &options),
+        Command::VmTest(options) => vm_test::run(&workspace, &options),
         Command::Bench { name, arguments } => bench::run(&workspace, name.as_deref(), &arguments),
         Command::Lint => lint::run(&workspace),
         Command::Ci { advisories } => ci::run(&workspace, advisories),

@@ -15,13 +15,14 @@ use crate::{
 };
 
 /// From the root of the repository; they keep their folders in the archive, but for the licence of the XDP program.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 7] = [
     ("README.md", "README.md"),
     ("CHANGELOG.md", "CHANGELOG.md"),
     ("LICENSE-MIT", "LICENSE-MIT"),
     ("LICENSE-APACHE", "LICENSE-APACHE"),
     ("limiter-ebpf/LICENSE-GPL2", "LICENSE-GPL2"),
     ("packaging/limiter.service", "limiter.service"),
+    ("packaging/unprivileged.conf", "unprivileged.conf"),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {

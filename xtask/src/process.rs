@@ -17,6 +17,17 @@ pub(crate) fn run(command: &mut Command, operation: &str) -> Result<()> {
     Ok(())
 }
 
+/// What a command prints on standard output; the rest of it has the terminal.
+pub(crate) fn captured(command: &mut Command, operation: &str) -> Result<String> {
+    let child = command.stdout(Stdio::piped()).spawn();
+    let child = child.with_context(|| format!("{operation}: cannot start {}", shown(command)))?;
+    let output = child.wait_with_output().with_context(|| format!("{operation}: wait for {}", shown(command)))?;
+    if !output.status.success() {
+        bail!("{operation}: {} ended with {}", shown(command), output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{operation}: {} printed no UTF-8", shown(command)))
+}
+
 /// What a command prints on standard output, when it succeeds.
 pub(crate) fn output(command: &mut Command, operation: &str) -> Result<String> {
     let output = command

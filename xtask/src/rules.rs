@@ -15,7 +15,7 @@ use crate::workspace::Workspace;
 
 const RULES: &[fn(&SourceFile) -> Vec<Violation>] = &[bpf_names::check, lua_header::check, ownership::check];
 
-const FOLDERS: [&str; 6] = ["limiter-common", "limiter-ebpf", "limiter-user", "lua", "tests", "xtask"];
+const FOLDERS: [&str; 7] = ["fuzz", "limiter-common", "limiter-ebpf", "limiter-user", "lua", "tests", "xtask"];
 
 #[derive(Debug)]
 struct SourceFile {

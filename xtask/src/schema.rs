@@ -64,6 +64,7 @@ fn golden() -> String {
     for map in MAPS {
         let lifetime = match map.lifetime {
             Lifetime::Shared => "shared",
+            Lifetime::WhenUsed => "when_used",
             Lifetime::Policy => "policy",
         };
         let line = writeln!(

@@ -22,12 +22,16 @@ pub(crate) enum Requirement {
     Nft,
     Iptables,
     Wrk,
+    Qemu,
+    Nginx,
+    Ethtool,
     Nextest,
+    Fuzz,
     Deny,
 }
 
 impl Requirement {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 15] = [
         Self::BpfToolchain,
         Self::Bpffs,
         Self::RedisServer,
@@ -37,7 +41,11 @@ impl Requirement {
         Self::Nft,
         Self::Iptables,
         Self::Wrk,
+        Self::Qemu,
+        Self::Nginx,
+        Self::Ethtool,
         Self::Nextest,
+        Self::Fuzz,
         Self::Deny,
     ];
 
@@ -45,8 +53,9 @@ impl Requirement {
     pub(crate) const TESTS: [Self; 6] =
         [Self::BpfToolchain, Self::Bpffs, Self::RedisServer, Self::Ip, Self::Curl, Self::Nextest];
 
-    /// What `cargo xtask bench` needs beside that: the programs to compare with.
-    pub(crate) const BENCHES: [Self; 4] = [Self::XdpFilter, Self::Nft, Self::Iptables, Self::Wrk];
+    /// What `cargo xtask bench` needs beside that: the programs to compare with, and those that make and serve load.
+    pub(crate) const BENCHES: [Self; 6] =
+        [Self::XdpFilter, Self::Nft, Self::Iptables, Self::Wrk, Self::Nginx, Self::Ethtool];
 
     fn row(self) -> Row {
         match self {
@@ -59,10 +68,20 @@ impl Requirement {
             Self::Nft => Row::for_benches(Program { name: "nft", package: "nftables" }),
             Self::Iptables => Row::for_benches(Program { name: "iptables", package: "iptables" }),
             Self::Wrk => Row::for_benches(Program { name: "wrk", package: "wrk" }),
+            Self::Qemu => Row {
+                item: Box::new(Program { name: "qemu-system-x86_64", package: "qemu-system-x86" }),
+                need: Need::OnDemand { by: "cargo xtask vm-test" },
+            },
+            Self::Nginx => Row::for_benches(Program { name: "nginx", package: "nginx-light" }),
+            Self::Ethtool => Row::for_benches(Program { name: "ethtool", package: "ethtool" }),
             // `cargo test` runs the same tests.
             Self::Nextest => Row {
                 item: Box::new(CargoTool { name: "cargo-nextest", version: "0.9.143" }),
                 need: Need::Optional { without: "tests run with `cargo test`, which ends no test that hangs" },
+            },
+            Self::Fuzz => Row {
+                item: Box::new(CargoTool { name: "cargo-fuzz", version: "0.13.2" }),
+                need: Need::OnDemand { by: "cargo xtask fuzz" },
             },
             // Takes minutes to build, so only `ci`, the one command that uses it, installs it.
             Self::Deny => Row {

@@ -72,7 +72,8 @@ pub fn router(admin: Arc<Admin>) -> Router {
 async fn ready(State(admin): State<Arc<Admin>>) -> Response {
     let status = admin.status.read();
     let code = if status.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Json(json!({ "ready": status.ready, "degraded": status.degraded }))).into_response()
+    (code, Json(json!({ "ready": status.ready, "degraded": status.degraded, "degraded_by": status.degraded_by })))
+        .into_response()
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {

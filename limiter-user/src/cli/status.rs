@@ -24,13 +24,19 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     let state = match (status.ready, status.degraded) {
         (false, _) => "starting",
         (true, false) => "ready",
-        (true, true) => "degraded: Redis does not answer, decisions are from local counts",
+        (true, true) => "degraded",
     };
     writeln!(out, "limiter {} on {}: {state}, up {} s", status.version, status.node, status.uptime_seconds)?;
+    for cause in &status.degraded_by {
+        writeln!(out, "degraded: {cause}")?;
+    }
     let policy = &status.policy;
     writeln!(out, "policy: {}, in force since {} (epoch seconds)", policy.file, policy.loaded_at)?;
     for error in policy.error.iter().flat_map(|error| error.lines()) {
         writeln!(out, "policy: the file is not in force: {error}")?;
+    }
+    if !policy.needs_restart.is_empty() {
+        writeln!(out, "configuration: changed, and needs a restart: {}", policy.needs_restart.join(", "))?;
     }
     let store = &status.store;
     write!(out, "store: {}, {} of {} counters in memory", store.kind, store.counters, store.capacity)?;
@@ -70,15 +76,28 @@ fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {
             counter.rule.as_deref().unwrap_or("-")
         )?;
     }
-    for (name, entries) in [("budget", &xdp.budgets), ("allow", &xdp.allow), ("deny", &xdp.deny)] {
-        for entry in entries {
-            writeln!(out, "{name} {}", describe_entry(entry))?;
-        }
+    for entry in &xdp.budgets {
+        writeln!(out, "budget {}", describe_entry(entry))?;
     }
+    describe_list("allow", &xdp.allow, xdp.more_allow, out)?;
+    describe_list("deny", &xdp.deny, xdp.more_deny, out)?;
     for error in &xdp.errors {
         writeln!(out, "xdp: {error}")?;
     }
     Ok(())
+}
+
+/// What operators have put there, and the beginning of what the policy file has, where anybody can read the rest.
+fn describe_list(name: &str, entries: &[Entry], left_out: u64, out: &mut String) -> fmt::Result {
+    const SHOWN: usize = 20;
+    let (of_policy, of_operators): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.reason == "policy");
+    for entry in of_policy.iter().take(SHOWN).chain(&of_operators) {
+        writeln!(out, "{name} {}", describe_entry(entry))?;
+    }
+    match of_policy.len().saturating_sub(SHOWN) as u64 + left_out {
+        0 => Ok(()),
+        more => writeln!(out, "{name} {more} more prefixes (policy)"),
+    }
 }
 
 fn describe_entry(entry: &Entry) -> String {
@@ -91,4 +110,30 @@ fn describe_entry(entry: &Entry) -> String {
         None => text.push(')'),
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_of_the_policy_are_cut_and_those_of_operators_are_not() {
+        let entry = |n: usize, reason: &str| Entry {
+            prefix: format!("192.0.2.{n}/32"),
+            remaining_ms: None,
+            reason: reason.to_owned(),
+            rule: None,
+        };
+        let list = |policy, operator| -> Vec<Entry> {
+            (0..policy).map(|n| entry(n, "policy")).chain((0..operator).map(|n| entry(n, "operator"))).collect()
+        };
+        let mut text = String::new();
+        describe_list("deny", &list(23, 30), 5, &mut text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (20 + 30 + 1, "deny 192.0.2.0/32 (policy)"));
+        assert_eq!(lines[49..], ["deny 192.0.2.29/32 (operator)", "deny 8 more prefixes (policy)"]);
+        text.clear();
+        describe_list("deny", &list(20, 0), 0, &mut text).unwrap();
+        assert_eq!(text.lines().count(), 20);
+    }
 }

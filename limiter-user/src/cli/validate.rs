@@ -16,6 +16,8 @@ use crate::{
 #[non_exhaustive]
 pub struct Checked {
     pub config: Config,
+    /// What the configuration was read with.
+    pub environment: Environment,
     pub policy: Policy,
     /// Of the policy file as it was before it was read.
     pub policy_watch: FileWatch,
@@ -28,7 +30,7 @@ pub struct Checked {
 
 /// Reads configuration, policy and API keys, and reports the mistakes of all of them at once.
 pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErrors> {
-    let configuration = Config::check(path, environment);
+    let configuration = Config::check(path, environment.clone());
     let mut errors = configuration.errors;
     let mut keep = |found: ConfigErrors| errors.extend(found);
     let policy = configuration.policy_file.and_then(|file| {
@@ -49,7 +51,7 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     match (configuration.config, policy, keys) {
         (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
             let notes = notes(&config, &policy);
-            Ok(Checked { config, policy, policy_watch, keys, watch, notes })
+            Ok(Checked { config, environment, policy, policy_watch, keys, watch, notes })
         }
         _ => Err(errors),
     }

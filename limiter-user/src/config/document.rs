@@ -443,6 +443,11 @@ impl<'d> Value<'d> {
 
     /// The elements of a list; a variable holds them with commas between.
     pub(crate) fn list(&self) -> Option<Vec<Self>> {
+        self.list_or("a list")
+    }
+
+    /// As [`Self::list`], where something else would do as well: `expected` says what is wanted.
+    pub(crate) fn list_or(&self, expected: &str) -> Option<Vec<Self>> {
         let element = |index: usize, kind| {
             let mut place = self.place.clone();
             place.key = format!("{}[{index}]", place.key);
@@ -458,7 +463,7 @@ impl<'d> Value<'d> {
                 Some(elements.collect())
             }
             Kind::Toml(_) => {
-                self.expected("a list");
+                self.expected(expected);
                 None
             }
             Kind::Text(text) => {

@@ -58,7 +58,7 @@ fn every_field_is_read() {
         [xdp]
         interfaces = ["eth0", "eth1.100"]
         mode = "generic"
-        protect = ["udp/443", "tcp/8443", "tcp/8443"]
+        protect = ["udp/443", "tcp/8443", "quic/443", "tcp/8443"]
         on_exit = "detach"
         pin_dir = "/sys/fs/bpf/test"
         max_sources = 4096
@@ -157,15 +157,15 @@ fn bad_values_are_refused_with_line_and_key() {
         ),
         (
             "[xdp]\nprotect = [\"tcp/0\"]",
-            "2: xdp.protect[0]: \"tcp/0\" is not a port such as \"tcp/443\" or \"udp/443\"",
+            "2: xdp.protect[0]: \"tcp/0\" is not a port such as \"tcp/443\", \"udp/53\" or \"quic/443\"",
         ),
         (
             "[xdp]\nprotect = [\"sctp/1\"]",
-            "2: xdp.protect[0]: \"sctp/1\" is not a port such as \"tcp/443\" or \"udp/443\"",
+            "2: xdp.protect[0]: \"sctp/1\" is not a port such as \"tcp/443\", \"udp/53\" or \"quic/443\"",
         ),
         (
             "[xdp]\nprotect = [\"tcp/65536\"]",
-            "2: xdp.protect[0]: \"tcp/65536\" is not a port such as \"tcp/443\" or \"udp/443\"",
+            "2: xdp.protect[0]: \"tcp/65536\" is not a port such as \"tcp/443\", \"udp/53\" or \"quic/443\"",
         ),
         ("[xdp]\npin_dir = \"bpf\"", "2: xdp.pin_dir: is not an absolute path"),
         ("[xdp]\nmax_sources = 0", "2: xdp.max_sources: 0 is outside 1024 to 16777216"),

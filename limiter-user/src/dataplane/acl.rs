@@ -45,6 +45,8 @@ pub(super) type OperatorEntry = ((List, IpNet), KtimeNs);
 pub(super) struct Acl {
     policy: BTreeSet<(List, IpNet)>,
     operators: BTreeMap<(List, IpNet), KtimeNs>,
+    /// How many entries there are by list and family, so that nobody has to count a long list.
+    counts: [[usize; 2]; 2],
 }
 
 impl Acl {
@@ -58,9 +60,13 @@ impl Acl {
         let allow = allow.iter().map(|prefix| (List::Allow, canonical(*prefix)));
         let deny = deny.iter().map(|prefix| (List::Deny, canonical(*prefix)));
         let policy: BTreeSet<_> = allow.chain(deny).collect();
-        let operators =
+        let operators: BTreeMap<_, _> =
             operators.into_iter().filter(|(key, deadline)| *deadline > now && !policy.contains(key)).collect();
-        Self { policy, operators }
+        let mut counts = [[0; 2]; 2];
+        for (list, prefix) in policy.iter().chain(operators.keys()) {
+            *of_family(&mut counts, *list, prefix.addr().is_ipv4()) += 1;
+        }
+        Self { policy, operators, counts }
     }
 
     pub(super) fn operators(&self) -> impl Iterator<Item = OperatorEntry> {
@@ -79,10 +85,8 @@ impl Acl {
         policy.chain(operators)
     }
 
-    pub(super) fn count(&self, list: List, ipv4: bool) -> usize {
-        let is_wanted = |(of, prefix): &(List, IpNet)| *of == list && matches!(prefix, IpNet::V4(_)) == ipv4;
-        self.policy.iter().filter(|key| is_wanted(key)).count()
-            + self.operators.keys().filter(|key| is_wanted(key)).count()
+    pub(super) fn count(&self, list: List, is_ipv4: bool) -> usize {
+        self.counts[usize::from(list == List::Deny)][usize::from(is_ipv4)]
     }
 
     pub(super) fn in_policy(&self, list: List, prefix: IpNet) -> bool {
@@ -106,7 +110,9 @@ impl Acl {
     }
 
     pub(super) fn insert(&mut self, list: List, prefix: IpNet, deadline: KtimeNs) {
-        self.operators.insert((list, prefix), deadline);
+        if self.operators.insert((list, prefix), deadline).is_none() {
+            *of_family(&mut self.counts, list, prefix.addr().is_ipv4()) += 1;
+        }
     }
 
     /// Whether operators have put `prefix` there.
@@ -118,7 +124,9 @@ impl Acl {
     }
 
     pub(super) fn remove(&mut self, list: List, prefix: IpNet) {
-        self.operators.remove(&(list, prefix));
+        if self.operators.remove(&(list, prefix)).is_some() {
+            *of_family(&mut self.counts, list, prefix.addr().is_ipv4()) -= 1;
+        }
     }
 
     pub(super) fn is_expired(&self, list: List, prefix: IpNet, now: KtimeNs) -> bool {
@@ -146,6 +154,10 @@ impl Acl {
         });
         policy.chain(operators).collect()
     }
+}
+
+fn of_family(counts: &mut [[usize; 2]; 2], list: List, is_ipv4: bool) -> &mut usize {
+    &mut counts[usize::from(list == List::Deny)][usize::from(is_ipv4)]
 }
 
 /// A single address as a prefix.
@@ -208,6 +220,26 @@ mod tests {
         assert_eq!(acl.allow_around(net("192.0.0.0/16"), now), None);
         assert_eq!(acl.allow_around(net("198.51.100.0/25"), now), Some(net("198.51.100.0/24")));
         assert_eq!(acl.allow_around(net("198.51.100.0/25"), KtimeNs::new(101)), None, "expired");
+    }
+
+    #[test]
+    fn counts_follow_every_change() {
+        let now = KtimeNs::new(0);
+        let (four, six) = (net("192.0.2.0/24"), net("2001:db8::/32"));
+        let operators = [((List::Deny, four), KtimeNs::new(9)), ((List::Allow, six), KtimeNs::NEVER)];
+        let mut acl = Acl::new(&[six], &[four, net("192.0.2.7/24"), net("10.0.0.0/8")], operators, now);
+        let counts = |acl: &Acl| {
+            [(List::Allow, true), (List::Allow, false), (List::Deny, true), (List::Deny, false)]
+                .map(|(list, is_ipv4)| acl.count(list, is_ipv4))
+        };
+        assert_eq!(counts(&acl), [0, 1, 2, 0]);
+        acl.insert(List::Deny, six, KtimeNs::NEVER);
+        acl.insert(List::Deny, six, KtimeNs::new(9));
+        assert_eq!(counts(&acl), [0, 1, 2, 1]);
+        acl.remove(List::Deny, six);
+        acl.remove(List::Deny, six);
+        acl.remove(List::Allow, four);
+        assert_eq!(counts(&acl), [0, 1, 2, 0]);
     }
 
     #[test]

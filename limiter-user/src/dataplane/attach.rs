@@ -1,7 +1,7 @@
 //! Putting a program in force on interfaces: new links for new interfaces, an exchange in one step behind the links
 //! that are pinned. What has been done can be taken back.
 
-use std::sync::Arc;
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use aya::programs::{
     ProgramError, Xdp, XdpMode as KernelMode,
@@ -14,15 +14,42 @@ use nix::{errno::Errno, net::if_::if_nametoindex};
 use super::{
     AttachedMode, DataplaneError, XdpMode,
     error::{Source, chain, errno, is_permission},
-    link_state,
-    pins::{self, LinkPin, PinDir, pin_error},
+    foreign, link_state,
+    pins::{LinkPin, PinDir, pin_error},
+    unpin,
 };
+use crate::clock::Stopwatch;
 
 /// An interface of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Interface {
     pub(super) name: Arc<str>,
     pub(super) state: InterfaceState,
+    retry: Retry,
+}
+
+impl Interface {
+    fn new(name: &str, state: InterfaceState) -> Self {
+        Self { name: name.into(), state, retry: Retry::default() }
+    }
+}
+
+/// When to try again what was refused: after a second, and then after twice as long each time.
+#[derive(Clone, Debug, Default)]
+struct Retry(Option<(Stopwatch, Duration)>);
+
+impl Retry {
+    const FIRST: Duration = Duration::from_secs(1);
+    const LONGEST: Duration = Duration::from_secs(8);
+
+    fn is_due(&self) -> bool {
+        self.0.as_ref().is_none_or(|(refused, pause)| refused.elapsed() >= *pause)
+    }
+
+    fn refused(&mut self) {
+        let pause = self.0.as_ref().map_or(Self::FIRST, |(_, pause)| Self::LONGEST.min(*pause * 2));
+        self.0 = Some((Stopwatch::start(), pause));
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,15 +73,8 @@ pub(super) fn start(
     pins: &PinDir,
 ) -> Result<(Vec<Interface>, Undo), DataplaneError> {
     let pinned = pins.links()?;
-    let mut steps = Vec::new();
-    for interface in wanted {
-        let step = match pinned.iter().find(|link| link.interface == *interface) {
-            None => Step::Attach,
-            Some(link) if !mode.allows(link.mode) => Step::ChangeMode(link),
-            Some(link) => Step::Exchange(link),
-        };
-        steps.push((interface.as_str(), step));
-    }
+    let mut steps: Vec<_> =
+        wanted.iter().map(|interface| (interface.as_str(), Step::of(interface, mode, &pinned))).collect();
     steps.sort_by_key(|(_, step)| step.order());
     for (interface, step) in &steps {
         if !matches!(step, Step::Exchange(_)) {
@@ -65,7 +85,7 @@ pub(super) fn start(
     let mut attached = Vec::new();
     for (interface, step) in steps {
         match step.run(program, interface, mode, pins, &mut undo) {
-            Ok(state) => attached.push(Interface { name: interface.into(), state }),
+            Ok(state) => attached.push(Interface::new(interface, state)),
             Err(error) => {
                 undo.undo();
                 return Err(error);
@@ -76,39 +96,68 @@ pub(super) fn start(
     Ok((attached, undo))
 }
 
-/// Exchanges the program on interfaces that run one of this agent's. Interfaces that are gone stay so until
-/// [`mend`] finds them again. An error leaves everything as it was.
+/// Exchanges the program on the interfaces that this agent has, those that are not `wanted` excepted, and puts it in
+/// force on those that are new: they come first, since they can fail for a reason outside, and must exist. Interfaces
+/// that are gone stay so until [`mend`] finds them again. An error leaves everything as it was.
 pub(super) fn exchange_all(
     program: &mut Xdp,
     interfaces: &[Interface],
+    wanted: &[String],
     mode: XdpMode,
     pins: &PinDir,
 ) -> Result<(Vec<Interface>, Undo), DataplaneError> {
     let pinned = pins.links()?;
+    let known = |name: &str| interfaces.iter().find(|interface| *interface.name == *name);
+    let mut new: Vec<_> = wanted.iter().filter(|name| known(name).is_none()).collect();
+    new.iter().try_for_each(|name| require_interface(name))?;
+    new.sort_by_key(|name| Step::of(name, mode, &pinned).order());
     let mut undo = Undo::new(pins);
-    let mut exchanged = interfaces.to_vec();
-    for interface in exchanged.iter_mut().filter(|interface| matches!(interface.state, InterfaceState::Attached(_))) {
-        let existing = pinned.iter().find(|link| *link.interface == *interface.name);
-        let done = match existing {
-            Some(link) => exchange(program, link).map(|lives| match lives {
-                true => {
-                    undo.exchanged.push(link.clone());
-                    InterfaceState::Attached(link.mode)
-                }
-                false => gone(&interface.name),
-            }),
-            // Somebody has removed the pin; a new policy is put in force nevertheless.
-            None => attach_new(program, &interface.name, mode, pins, &mut undo),
-        };
-        match done {
-            Ok(state) => interface.state = state,
-            Err(error) => {
-                undo.undo();
-                return Err(error);
+    let mut in_force = || -> Result<Vec<Interface>, DataplaneError> {
+        let mut in_force = Vec::new();
+        for name in &new {
+            let state = Step::of(name, mode, &pinned).run(program, name, mode, pins, &mut undo)?;
+            tracing::info!(target: "limiter::dataplane", "{name} is limited from now on");
+            in_force.push(Interface::new(name, state));
+        }
+        for interface in wanted.iter().filter_map(|name| known(name)) {
+            let mut interface = interface.clone();
+            if matches!(interface.state, InterfaceState::Attached(_)) {
+                let link = pinned.iter().find(|link| *link.interface == *interface.name);
+                interface.state = exchange_one(program, &interface.name, link, mode, pins, &mut undo)?;
             }
+            in_force.push(interface);
+        }
+        Ok(in_force)
+    };
+    match in_force() {
+        Ok(mut in_force) => {
+            in_force.sort_by_key(|interface| wanted.iter().position(|name| **name == *interface.name));
+            Ok((in_force, undo))
+        }
+        Err(error) => {
+            undo.undo();
+            Err(error)
         }
     }
-    Ok((exchanged, undo))
+}
+
+fn exchange_one(
+    program: &mut Xdp,
+    interface: &str,
+    link: Option<&LinkPin>,
+    mode: XdpMode,
+    pins: &PinDir,
+    undo: &mut Undo,
+) -> Result<InterfaceState, DataplaneError> {
+    match link {
+        Some(link) if exchange(program, link)? => {
+            undo.exchanged.push(link.clone());
+            Ok(InterfaceState::Attached(link.mode))
+        }
+        Some(_) => Ok(gone(interface)),
+        // Somebody has removed the pin; a new policy is put in force nevertheless.
+        None => attach_new(program, interface, mode, pins, undo),
+    }
 }
 
 /// Attaches again where an interface is back, and notices where one is gone. Each change is logged once.
@@ -128,10 +177,15 @@ pub(super) fn mend(
             // A link lives on when its interface gets another name.
             (InterfaceState::Attached(_), Some(link)) if runs(link)? || exchange(program, link)? => continue,
             (InterfaceState::Gone, _) if require_interface(name).is_err() => continue,
+            (InterfaceState::Refused(_), _) if !interface.retry.is_due() => continue,
             (InterfaceState::Attached(_) | InterfaceState::Gone | InterfaceState::Refused(_), link) => {
                 attach_again(program, name, link, mode, pins)?
             }
         };
+        match &state {
+            InterfaceState::Refused(_) => interface.retry.refused(),
+            InterfaceState::Attached(_) | InterfaceState::Gone => interface.retry = Retry::default(),
+        }
         if interface.state == state {
             continue;
         }
@@ -160,7 +214,7 @@ fn attach_again(
         return Ok(gone(interface));
     }
     if let Some(dead) = dead {
-        pins::detach(dead)?;
+        unpin::detach(dead)?;
     }
     match attach_one(program, interface, mode, pins) {
         Ok(link) => {
@@ -182,7 +236,11 @@ fn gone(interface: &str) -> InterfaceState {
 
 /// Detaches from every interface that is pinned here and not `wanted`.
 pub(super) fn detach_others(wanted: &[String], pins: &PinDir) -> Result<(), DataplaneError> {
-    pins.links()?.iter().filter(|link| !wanted.contains(&link.interface)).try_for_each(pins::detach)
+    for link in pins.links()?.iter().filter(|link| !wanted.contains(&link.interface)) {
+        unpin::detach(link)?;
+        tracing::info!(target: "limiter::dataplane", "nothing is limited any more on {}", link.interface);
+    }
+    Ok(())
 }
 
 /// What a start does on an interface.
@@ -193,7 +251,15 @@ enum Step<'a> {
     Exchange(&'a LinkPin),
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
+    fn of(interface: &str, mode: XdpMode, pinned: &'a [LinkPin]) -> Self {
+        match pinned.iter().find(|link| link.interface == *interface) {
+            None => Step::Attach,
+            Some(link) if !mode.allows(link.mode) => Step::ChangeMode(link),
+            Some(link) => Step::Exchange(link),
+        }
+    }
+
     const fn order(self) -> u8 {
         match self {
             Self::Attach => 0,
@@ -218,7 +284,7 @@ impl Step<'_> {
                     "{interface} changes from {} mode: nothing is limited there for a moment",
                     link.mode.as_str(),
                 );
-                pins::detach(link)?;
+                unpin::detach(link)?;
                 undo.detached.push(link.clone());
                 attach_new(program, interface, mode, pins, undo)
             }
@@ -229,7 +295,7 @@ impl Step<'_> {
             Self::Exchange(_) if require_interface(interface).is_err() => Ok(gone(interface)),
             // The pin is of an interface that is gone, and whose name is another one's.
             Self::Exchange(link) => {
-                pins::detach(link)?;
+                unpin::detach(link)?;
                 attach_new(program, interface, mode, pins, undo)
             }
         }
@@ -264,6 +330,8 @@ pub(super) struct Undo {
     attached: Vec<LinkPin>,
     detached: Vec<LinkPin>,
     exchanged: Vec<LinkPin>,
+    /// Where pins are now, and where they were.
+    moved: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Undo {
@@ -277,12 +345,37 @@ impl Undo {
                 })
                 .ok()
         });
-        Self { pins: pins.clone(), previous, attached: Vec::new(), detached: Vec::new(), exchanged: Vec::new() }
+        Self {
+            pins: pins.clone(),
+            previous,
+            attached: Vec::new(),
+            detached: Vec::new(),
+            exchanged: Vec::new(),
+            moved: Vec::new(),
+        }
+    }
+
+    /// Moves links whose program was exchanged, and which are pinned under an older schema, to the present one.
+    pub(super) fn move_links(&mut self) -> Result<(), DataplaneError> {
+        for link in &self.exchanged {
+            let path = self.pins.link(link.mode, &link.interface);
+            if path == link.path {
+                continue;
+            }
+            fs::rename(&link.path, &path).map_err(|source| pin_error("move the pin", link.path.clone(), source))?;
+            self.moved.push((path, link.path.clone()));
+        }
+        Ok(())
     }
 
     pub(super) fn undo(&mut self) {
+        for (now, before) in self.moved.drain(..) {
+            if let Err(error) = fs::rename(&now, &before) {
+                tracing::error!(target: "limiter::dataplane", %error, "could not move {} back", now.display());
+            }
+        }
         for link in self.attached.drain(..) {
-            if let Err(error) = pins::detach(&link) {
+            if let Err(error) = unpin::detach(&link) {
                 tracing::error!(target: "limiter::dataplane", %error, "could not detach from {} again", link.interface);
             }
         }
@@ -302,7 +395,7 @@ impl Undo {
             }
         }
         for link in self.detached.drain(..) {
-            if let Err(error) = attach_in(previous, &link.interface, link.mode, &self.pins) {
+            if let Err(error) = attach_at(previous, &link.interface, link.mode, link.path.clone()) {
                 tracing::error!(target: "limiter::dataplane", %error, "could not attach to {} again", link.interface);
             }
         }
@@ -346,6 +439,10 @@ fn attach_one(program: &mut Xdp, interface: &str, mode: XdpMode, pins: &PinDir) 
 }
 
 fn attach_in(program: &mut Xdp, interface: &str, mode: AttachedMode, pins: &PinDir) -> Result<LinkPin, DataplaneError> {
+    attach_at(program, interface, mode, pins.link(mode, interface))
+}
+
+fn attach_at(program: &mut Xdp, interface: &str, mode: AttachedMode, path: PathBuf) -> Result<LinkPin, DataplaneError> {
     let flags = match mode {
         AttachedMode::Native => KernelMode::Driver,
         AttachedMode::Generic => KernelMode::Skb,
@@ -354,7 +451,6 @@ fn attach_in(program: &mut Xdp, interface: &str, mode: AttachedMode, pins: &PinD
     let link = program.take_link(id).map_err(|error| link_error("keep", interface, error))?;
     // Kernels before 5.9 have no XDP links; dropped here, the program is detached again.
     let link = FdLink::try_from(link).map_err(|error| link_error("pin", interface, error))?;
-    let path = pins.link(mode, interface);
     match link.pin(&path) {
         Ok(pinned) => drop(pinned),
         Err(aya::pin::PinError::SyscallError(error)) => return Err(pin_error("pin", path, error.io_error)),
@@ -373,22 +469,10 @@ fn attach_error(interface: &str, mode: AttachedMode, error: ProgramError) -> Dat
             DataplaneError::NoSuchInterface { interface }
         }
         (Some(Errno::EBUSY | Errno::EEXIST), _) => {
-            DataplaneError::Busy { holder: holder(&interface), interface, source: Box::new(error) }
+            let (holder, remedy) = foreign::describe(&interface);
+            DataplaneError::Busy { holder, remedy, interface, source: Box::new(error) }
         }
         _ => DataplaneError::NotSupported { interface, mode, source: Box::new(error) },
-    }
-}
-
-/// Names the XDP program that is attached to an interface.
-fn holder(interface: &str) -> String {
-    let Some(id) = link_state::program_id(interface).ok().flatten() else { return "another XDP program".to_owned() };
-    let name = aya::programs::loaded_programs()
-        .flatten()
-        .find(|program| program.id() == id)
-        .and_then(|program| program.name_as_str().filter(|name| !name.is_empty()).map(str::to_owned));
-    match name {
-        Some(name) => format!("another XDP program (\"{name}\", id {id})"),
-        None => format!("another XDP program (id {id})"),
     }
 }
 
@@ -419,5 +503,5 @@ pub(super) fn program_behind(link: &LinkPin) -> Result<u32, DataplaneError> {
 
 /// Detaches from every interface that is pinned here.
 pub(super) fn detach_all(pins: &PinDir) -> Result<(), DataplaneError> {
-    pins.links()?.iter().try_for_each(pins::detach)
+    pins.links()?.iter().try_for_each(unpin::detach)
 }

@@ -1,12 +1,16 @@
 //! From packet rules of the policy to what goes into the maps. Pure.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use limiter_common::{
     gcra::GcraParams,
     rule::{Dimension, EnforcementMode, PacketRule},
     schema::MAX_RULE_PREFIXES,
+    stats::RULE_SLOTS,
 };
 
 use super::{DataplaneError, acl::canonical};
@@ -27,8 +31,25 @@ pub(super) struct CompiledRules {
 #[derive(Debug)]
 pub(super) struct CompiledRule {
     pub(super) id: Arc<str>,
+    /// Length of its shortest prefix.
+    shortest: u8,
     mode: EnforcementMode,
     limits: Vec<(Dimension, GcraParams)>,
+}
+
+impl CompiledRules {
+    pub(super) fn ids(&self) -> HashSet<&str> {
+        self.rules.iter().map(|rule| &*rule.id).collect()
+    }
+
+    /// Ids of the rules, those first that are likely to decide about many packets: rules that limit anything by their
+    /// shortest prefix, then the others.
+    pub(super) fn by_width(&self) -> Vec<&Arc<str>> {
+        let mut rules: Vec<_> = self.rules.iter().collect();
+        let counts_nothing = |rule: &CompiledRule| rule.limits.is_empty() || rule.mode == EnforcementMode::Off;
+        rules.sort_by_key(|rule| (counts_nothing(rule), rule.shortest));
+        rules.into_iter().map(|rule| &rule.id).collect()
+    }
 }
 
 impl CompiledRule {
@@ -39,27 +60,32 @@ impl CompiledRule {
 }
 
 pub(super) fn compile(specs: &[PacketRuleSpec]) -> Result<CompiledRules, DataplaneError> {
+    if specs.len() >= RULE_SLOTS as usize {
+        return Err(DataplaneError::TooMany { what: "packet rules", count: specs.len(), capacity: RULE_SLOTS - 1 });
+    }
     let mut compiled = CompiledRules::default();
-    let mut by_prefix: BTreeMap<IpNet, &PacketRuleSpec> = BTreeMap::new();
-    for (index, spec) in specs.iter().enumerate() {
-        let index = u32::try_from(index).unwrap_or(u32::MAX);
-        if index >= MAX_RULE_PREFIXES {
-            let (what, capacity) = ("packet rules", MAX_RULE_PREFIXES);
-            return Err(DataplaneError::TooMany { what, count: specs.len(), capacity });
-        }
-        let prefix = canonical(spec.cidr);
-        if let Some(other) = by_prefix.insert(prefix, spec) {
-            let (first, second) = (other.id.to_string(), spec.id.to_string());
-            return Err(DataplaneError::DuplicatePrefix { first, second, prefix });
-        }
-        match (prefix, prefix.prefix_len()) {
-            (IpNet::V4(_), 0) => compiled.default_v4 = Some(index),
-            (IpNet::V6(_), 0) => compiled.default_v6 = Some(index),
-            (IpNet::V4(_) | IpNet::V6(_), _) => compiled.prefixes.push((prefix, index)),
+    let mut by_prefix: HashMap<IpNet, &PacketRuleSpec> = HashMap::new();
+    for (index, spec) in (0..).zip(specs) {
+        for prefix in spec.cidrs.iter().copied().map(canonical) {
+            if let Some(other) = by_prefix.insert(prefix, spec) {
+                let (first, second) = (other.id.to_string(), spec.id.to_string());
+                return Err(DataplaneError::DuplicatePrefix { first, second, prefix });
+            }
+            match (prefix, prefix.prefix_len()) {
+                (IpNet::V4(_), 0) => compiled.default_v4 = Some(index),
+                (IpNet::V6(_), 0) => compiled.default_v6 = Some(index),
+                (IpNet::V4(_) | IpNet::V6(_), _) => compiled.prefixes.push((prefix, index)),
+            }
         }
         let rule = compile_rule(spec)?;
         compiled.limits |= rule.limits.iter().fold(0, |bits, (dimension, _)| bits | dimension.bit());
         compiled.rules.push(rule);
+    }
+    for (what, is_ipv4) in [("IPv4 prefixes of packet rules", true), ("IPv6 prefixes of packet rules", false)] {
+        let count = compiled.prefixes.iter().filter(|(prefix, _)| prefix.addr().is_ipv4() == is_ipv4).count();
+        if count > MAX_RULE_PREFIXES as usize {
+            return Err(DataplaneError::TooMany { what, count, capacity: MAX_RULE_PREFIXES });
+        }
     }
     Ok(compiled)
 }
@@ -77,7 +103,8 @@ fn compile_rule(spec: &PacketRuleSpec) -> Result<CompiledRule, DataplaneError> {
             limits.push((dimension, params));
         }
     }
-    Ok(CompiledRule { id: Arc::clone(&spec.id), mode: spec.mode, limits })
+    let shortest = spec.cidrs.iter().map(IpNet::prefix_len).min().unwrap_or(0);
+    Ok(CompiledRule { id: Arc::clone(&spec.id), shortest, mode: spec.mode, limits })
 }
 
 #[cfg(test)]
@@ -100,6 +127,19 @@ mod tests {
         assert_eq!((compiled.default_v4, compiled.default_v6), (Some(2), Some(0)));
         assert_eq!(compiled.prefixes, [("192.0.2.0/24".parse().unwrap(), 1)]);
         assert_eq!(compiled.limits, Dimension::Packets.bit());
+    }
+
+    #[test]
+    fn wide_rules_come_first_and_those_that_count_nothing_last() {
+        let mut off = spec("off", "10.0.0.0/7", 1);
+        off.mode = EnforcementMode::Off;
+        let mut both = spec("both", "2001:db8::/32", 1);
+        both.cidrs.push("0.0.0.0/0".parse().unwrap());
+        let compiled = compile(&[off, spec("host", "192.0.2.1/32", 1), spec("net", "10.0.0.0/8", 1), both]).unwrap();
+        let ids: Vec<&str> = compiled.by_width().into_iter().map(|id| &**id).collect();
+        assert_eq!(ids, ["both", "net", "host", "off"]);
+        assert_eq!(compiled.default_v4, Some(3));
+        assert!(compiled.prefixes.contains(&("2001:db8::/32".parse().unwrap(), 3)));
     }
 
     #[test]

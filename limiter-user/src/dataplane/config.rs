@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use limiter_common::{addr::SrcPrefixes, quota::Quota};
+use limiter_common::{
+    addr::SrcPrefixes,
+    quota::Quota,
+    schema::{MAPS, MapSpec, SCHEMA_VERSION},
+};
 
 use super::AttachedMode;
 
@@ -22,6 +26,22 @@ pub struct DataplaneConfig {
     pub src_prefixes: SrcPrefixes,
     /// Whether budgets may be pushed; otherwise packets are spared the lookup.
     pub budgets: bool,
+}
+
+/// What of [`DataplaneConfig`] can change while a program is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSettings {
+    pub interfaces: Vec<String>,
+    pub protect: Protect,
+    pub drop_malformed: bool,
+    pub on_exit: OnExit,
+}
+
+impl DataplaneConfig {
+    pub(super) fn with(&self, settings: &LiveSettings) -> Self {
+        let LiveSettings { interfaces, protect, drop_malformed, on_exit } = settings.clone();
+        Self { interfaces, protect, drop_malformed, on_exit, ..self.clone() }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -67,16 +87,32 @@ pub enum OnExit {
 }
 
 /// Numbers of the program that no configuration file names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Tuning {
     /// How often an update of a bucket is tried while other CPUs change it; at most 16.
     pub swap_attempts: u32,
     /// How many new sources get a bucket of their own. `None`: a hundredth of `max_sources` a second.
     pub new_sources: Option<Quota>,
+    /// The one that the object was built with.
+    pub schema: Schema,
+}
+
+/// A layout of the maps, and its number. A newer one may append fields to a value and entries to an array; what it
+/// gives another meaning it gives another name.
+#[derive(Clone, Copy, Debug)]
+pub struct Schema {
+    pub version: u32,
+    pub maps: &'static [MapSpec],
+}
+
+impl Default for Schema {
+    fn default() -> Self {
+        Self { version: SCHEMA_VERSION, maps: MAPS }
+    }
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { swap_attempts: 16, new_sources: None }
+        Self { swap_attempts: 16, new_sources: None, schema: Schema::default() }
     }
 }

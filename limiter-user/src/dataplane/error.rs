@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use thiserror::Error as ThisError;
 
 use super::{AttachedMode, List};
+use crate::capability::{Capabilities, Missing};
 
 /// An error of the kernel interface, whichever call it is from.
 pub(super) type Source = Box<dyn Error + Send + Sync>;
@@ -19,16 +20,21 @@ pub enum DataplaneError {
     #[error("load the XDP program: this binary was built without it; build it with \"cargo xtask build\"")]
     NoObject,
 
-    #[error("{operation} {object}: no permission; run as root, or with CAP_BPF and CAP_NET_ADMIN")]
+    #[error(
+        "{operation} {object}: no permission; run as root, or as the user who owns the pins: \"limiter doctor\" says more"
+    )]
     Permission { operation: &'static str, object: String, source: Source },
+
+    #[error(
+        "start the packet layer: this process lacks {missing}: run as root, or give it the capabilities, as the unit's AmbientCapabilities does; the kernel refused to {refused}"
+    )]
+    Capabilities { missing: Missing, refused: String },
 
     #[error("attach to {interface}: there is no such interface; see \"ip link\"")]
     NoSuchInterface { interface: String },
 
-    #[error(
-        "attach to {interface}: {holder} is attached there; remove it with \"ip link set dev {interface} xdp off\" or leave the interface out"
-    )]
-    Busy { interface: String, holder: String, source: Source },
+    #[error("attach to {interface}: {holder}; {remedy}, or leave the interface out of xdp.interfaces")]
+    Busy { interface: String, holder: String, remedy: String, source: Source },
 
     #[error("attach to {interface} in {mode} mode: {}; use mode = \"auto\" or \"generic\"", chain(source.as_ref()), mode = mode.as_str())]
     NotSupported { interface: String, mode: AttachedMode, source: Source },
@@ -51,8 +57,15 @@ pub enum DataplaneError {
     #[error("the object has no {what}; it is of another version of the agent")]
     Object { what: &'static str },
 
-    #[error("pinned maps in {} use schema {pinned}, this agent needs {ours}: run \"limiter unpin\" first", path.display())]
+    #[error(
+        "pinned maps in {} use schema {pinned}, this agent needs {ours}: run \"limiter unpin\" first, which detaches, or start an agent of schema {pinned} again", path.display()
+    )]
     SchemaVersion { path: PathBuf, pinned: String, ours: u32 },
+
+    #[error(
+        "take over the pins of schema {pinned} for schema {ours}: {source}; nothing has changed; run \"limiter unpin\" first, which detaches, or start an agent of schema {pinned} again"
+    )]
+    Migration { pinned: u32, ours: u32, source: Box<DataplaneError> },
 
     #[error("pinned map {map} has {what} {pinned}, this agent needs {ours}: run \"limiter unpin\" first")]
     MapMismatch { map: &'static str, what: &'static str, pinned: String, ours: String },
@@ -100,9 +113,28 @@ pub enum ErrorKind {
 }
 
 impl DataplaneError {
+    /// What the kernel refuses for want of a capability looks like a wrong program, or like a map that cannot be made:
+    /// says which capability it was.
+    pub(super) fn explained(self) -> Self {
+        let refused = if let Self::Permission { operation, object, .. } = &self {
+            format!("{operation} {object}")
+        } else if let Self::Verifier { source, .. } = &self
+            && is_permission(source.as_ref())
+        {
+            "load the XDP program".to_owned()
+        } else {
+            return self;
+        };
+        match Capabilities::of_process().map(Capabilities::missing) {
+            Ok(missing) if !missing.is_empty() => Self::Capabilities { missing: Missing(missing), refused },
+            Ok(_) | Err(_) => self,
+        }
+    }
+
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Permission { .. } => ErrorKind::Permission,
+            Self::Permission { .. } | Self::Capabilities { .. } => ErrorKind::Permission,
+            Self::Migration { source, .. } => source.kind(),
             Self::NoObject
             | Self::Busy { .. }
             | Self::NotSupported { .. }
@@ -142,8 +174,8 @@ pub(super) fn is_permission(error: &(dyn Error + 'static)) -> bool {
     matches!(errno(error), Some(Errno::EPERM | Errno::EACCES))
 }
 
-/// An error and what caused it, in one line.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+/// An error and what caused it, in one line. A cause that the error itself repeats is said once.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -7,8 +7,8 @@ use limiter_common::{addr::SrcPrefixes, budget::BudgetReason, quota::Quota, sche
 use parking_lot::Mutex;
 
 use super::{
-    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneError, List, MapUsage,
-    MissingInterface, RuleCounter,
+    AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneError, List, LiveSettings,
+    MapUsage, MissingInterface, RuleCounter,
     acl::{self, Acl, canonical},
 };
 use crate::{clock::ktime, policy::Policy};
@@ -25,6 +25,7 @@ struct State {
     budgets: BTreeMap<IpAddr, FakeBudget>,
     counters: Vec<RuleCounter>,
     reloads: usize,
+    settings: Option<LiveSettings>,
     failure: Option<DataplaneError>,
 }
 
@@ -54,6 +55,11 @@ impl FakeDataplane {
 
     pub fn reloads(&self) -> usize {
         self.state.lock().reloads
+    }
+
+    /// Those of the last change.
+    pub fn settings(&self) -> Option<LiveSettings> {
+        self.state.lock().settings.clone()
     }
 
     fn put(&self, list: List, prefix: IpNet, lasts: Option<Duration>) -> Result<(), DataplaneError> {
@@ -220,6 +226,12 @@ impl Dataplane for FakeDataplane {
         let operators: Vec<_> = state.acl.operators().collect();
         state.acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
         state.reloads += 1;
+        Ok(())
+    }
+
+    fn reconfigure(&self, settings: &LiveSettings, policy: &Policy) -> Result<(), DataplaneError> {
+        self.reload(policy)?;
+        self.state.lock().settings = Some(settings.clone());
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::{
     AclListing, AttachedInterface, BudgetEffect, BudgetListing, Dataplane, DataplaneConfig, DataplaneError, List,
-    MapUsage, MissingInterface, OnExit, RuleCounter, Tuning,
+    LiveSettings, MapUsage, MissingInterface, OnExit, RuleCounter, Tuning,
     acl::{self, Acl, canonical},
     attach,
     compile::{self, CompiledRules},
@@ -33,7 +33,6 @@ use crate::{clock::ktime, policy::Policy};
 #[derive(Debug)]
 pub struct KernelDataplane {
     object: Cow<'static, [u8]>,
-    config: DataplaneConfig,
     tuning: Tuning,
     /// Held by whoever makes a new program, and by whoever changes what goes into one, so that no change is lost. What
     /// runs all the time (counters, budgets, expiry) goes on meanwhile.
@@ -45,6 +44,8 @@ pub struct KernelDataplane {
 
 #[derive(Debug)]
 struct State {
+    /// As it is in force.
+    config: DataplaneConfig,
     attached: Attached,
     rules: Arc<CompiledRules>,
     /// Ids of request rules, whose slots are not given away.
@@ -71,17 +72,26 @@ impl KernelDataplane {
         policy: &Policy,
         tuning: Tuning,
     ) -> Result<Self, DataplaneError> {
-        let object = object.into();
+        Self::start_unexplained(object.into(), config, policy, tuning).map_err(DataplaneError::explained)
+    }
+
+    fn start_unexplained(
+        object: Cow<'static, [u8]>,
+        config: DataplaneConfig,
+        policy: &Policy,
+        tuning: Tuning,
+    ) -> Result<Self, DataplaneError> {
         let rules = Arc::new(compile::compile(&policy.packet_rules)?);
-        let (pins, created) = PinDir::prepare(&config.pin_dir)?;
+        let (pins, created) = PinDir::prepare(&config.pin_dir, tuning.schema)?;
         let lock = pins.lock()?;
+        let _older = pins.lock_older()?;
         let acl = Acl::new(&policy.allow, &policy.deny, maps::read_operators(&pins)?, ktime());
         let plan = Plan { object: &object, config: &config, tuning: &tuning, rules: &rules, acl: &acl, slots: None };
         let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
         let budgets = configured.budgets()?;
         let attached = configured.start()?;
-        let state = State { attached, rules, request_rules: request_rules(policy), acl, budgets };
-        Ok(Self { object, config, tuning, building: Mutex::new(()), state: RwLock::new(state), _lock: lock })
+        let state = State { config, attached, rules, request_rules: request_rules(policy), acl, budgets };
+        Ok(Self { object, tuning, building: Mutex::new(()), state: RwLock::new(state), _lock: lock })
     }
 
     /// Runs the program on a frame, as if it had arrived. Counts and charges.
@@ -129,32 +139,51 @@ impl KernelDataplane {
         // The first prefix of its kind: the program in force does not look for one.
         let mut acl = state.acl.clone();
         acl.insert(list, prefix, deadline);
-        let (rules, request_rules) = (Arc::clone(&state.rules), state.request_rules.clone());
+        let (config, rules) = (state.config.clone(), Arc::clone(&state.rules));
+        let request_rules = state.request_rules.clone();
         drop(state);
-        self.replace(&building, rules, request_rules, acl)
+        self.replace(&building, config, rules, request_rules, acl)
     }
 
     /// Makes a program of these rules and lists, and puts it in force in one step. An error changes nothing.
     fn replace(
         &self,
         _building: &MutexGuard<'_, ()>,
+        config: DataplaneConfig,
         rules: Arc<CompiledRules>,
         request_rules: Vec<Arc<str>>,
         acl: Acl,
     ) -> Result<(), DataplaneError> {
         let slots = self.state.write().reserve_slots(&rules)?;
-        let (pins, created) = PinDir::prepare(&self.config.pin_dir)?;
-        let Self { object, config, tuning, .. } = self;
-        let plan = Plan { object, config, tuning, rules: &rules, acl: &acl, slots: Some(&slots) };
+        let (mut pins, created) = PinDir::prepare(&config.pin_dir, self.tuning.schema)?;
+        pins.forget_older();
+        let Self { object, tuning, .. } = self;
+        let plan = Plan { object, config: &config, tuning, rules: &rules, acl: &acl, slots: Some(&slots) };
         let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
         let mut state = self.state.write();
         let attached = configured.replace(&mut state.attached)?;
         let replaced = std::mem::replace(&mut state.attached, attached);
-        (state.rules, state.request_rules, state.acl) = (rules, request_rules, acl);
+        (state.config, state.rules, state.request_rules, state.acl) = (config, rules, request_rules, acl);
         drop(state);
         // Freeing the maps of a long list takes a while.
         drop(replaced);
         Ok(())
+    }
+
+    /// A program of this policy, and of the configuration in force or what is made of it.
+    fn rebuild(
+        &self,
+        policy: &Policy,
+        config: impl FnOnce(&DataplaneConfig) -> DataplaneConfig,
+    ) -> Result<(), DataplaneError> {
+        let rules = Arc::new(compile::compile(&policy.packet_rules)?);
+        let building = self.building.lock();
+        let (config, operators): (_, Vec<_>) = {
+            let state = self.state.read();
+            (config(&state.config), state.acl.operators().collect())
+        };
+        let acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
+        self.replace(&building, config, rules, request_rules(policy), acl)
     }
 
     fn take(&self, list: List, prefix: IpNet) -> Result<(), DataplaneError> {
@@ -171,9 +200,9 @@ impl KernelDataplane {
     /// that the agent blocked is as blocked as one of a list.
     fn lift(&self, prefix: IpNet) -> Result<bool, DataplaneError> {
         let prefix = canonical(prefix);
-        let prefixes = self.config.src_prefixes;
         let mut state = self.state.write();
-        let State { attached, budgets, .. } = &mut *state;
+        let State { config, attached, budgets, .. } = &mut *state;
+        let prefixes = config.src_prefixes;
         let is_inside = |source: &IpAddr| {
             let is_part = prefix.prefix_len() >= prefixes.len_of(*source) && prefixes.cut(prefix.addr()) == *source;
             is_part || prefix.contains(source)
@@ -193,12 +222,12 @@ impl KernelDataplane {
         rule: &str,
         budget: impl FnOnce(KtimeNs, u32) -> Budget,
     ) -> Result<(), DataplaneError> {
-        if !self.config.budgets {
+        let mut state = self.state.write();
+        let State { config, attached, rules, request_rules, budgets, .. } = &mut *state;
+        if !config.budgets {
             return Err(DataplaneError::BudgetsOff);
         }
-        let source = self.config.src_prefixes.cut(source);
-        let mut state = self.state.write();
-        let State { attached, rules, request_rules, budgets, .. } = &mut *state;
+        let source = config.src_prefixes.cut(source);
         if !budgets.contains_key(&source) {
             let same_family = budgets.keys().filter(|known| known.is_ipv4() == source.is_ipv4()).count();
             if same_family >= MAX_BUDGETS as usize {
@@ -206,9 +235,18 @@ impl KernelDataplane {
                 return Err(DataplaneError::TooMany { what: "budgets", count, capacity: MAX_BUDGETS });
             }
         }
-        let in_use =
-            |id: &str| rules.rules.iter().any(|rule| &*rule.id == id) || request_rules.iter().any(|rule| &**rule == id);
-        let slot = loader::slot_for(&mut attached.maps, &mut attached.slots, rule, in_use)?.unwrap_or(NO_RULE);
+        let slot = match attached.slots.slot(rule) {
+            Some(slot) => slot,
+            None => {
+                let rule: Arc<str> = rule.into();
+                let in_use = || rules.rules.iter().map(|rule| &rule.id).chain(&*request_rules).cloned().collect();
+                let taken = attached.slots.take(&rule, in_use);
+                if let Some(taken) = taken {
+                    attached.maps.give_slot(taken, &rule)?;
+                }
+                taken.map_or(NO_RULE, |taken| taken.slot)
+            }
+        };
         let budget = budget(acl::deadline(ktime(), lasts), slot);
         attached.maps.insert_budget(source, budget)?;
         budgets.insert(source, budget);
@@ -225,16 +263,16 @@ impl State {
     /// Slots with one for each of `rules`. The program in force still counts in those of its own rules, so they are
     /// given away only when there is no other.
     fn reserve_slots(&mut self, rules: &CompiledRules) -> Result<Slots, DataplaneError> {
-        let is_new = |id: &str| rules.rules.iter().any(|rule| &*rule.id == id);
-        let is_old = |id: &str| self.rules.rules.iter().any(|rule| &*rule.id == id);
-        for rule in &rules.rules {
-            let Attached { maps, slots, .. } = &mut self.attached;
-            let in_use = |id: &str| is_new(id) || is_old(id);
-            if loader::slot_for(maps, slots, &rule.id, in_use)?.is_none() {
-                loader::slot_for(maps, slots, &rule.id, is_new)?;
+        let Attached { maps, slots, .. } = &mut self.attached;
+        let (new, old) = (rules.ids(), self.rules.ids());
+        let taken = slots.take_all(rules.by_width(), &new.union(&old).copied().collect());
+        let taken = taken.or_else(|_| slots.take_all(rules.by_width(), &new)).map_err(loader::too_many_rules)?;
+        for taken in taken {
+            if let Some(rule) = slots.rule(taken.slot) {
+                maps.give_slot(taken, rule)?;
             }
         }
-        Ok(self.attached.slots.clone())
+        Ok(slots.clone())
     }
 }
 
@@ -245,8 +283,9 @@ impl Dataplane for KernelDataplane {
         let rules = slots.taken().map(|(slot, rule)| (slot, Some(Arc::clone(rule))));
         let mut counters = Vec::new();
         for (slot, rule) in std::iter::once((NO_RULE, None)).chain(rules) {
+            let of_slot = maps.counters(slot)?;
             for verdict in Verdict::all() {
-                let counter = maps.counter(slot, verdict)?;
+                let counter = *of_slot.of(verdict);
                 if counter.packets > 0 {
                     counters.push(RuleCounter { rule: rule.clone(), verdict, counter });
                 }
@@ -298,8 +337,8 @@ impl Dataplane for KernelDataplane {
     }
 
     fn remove_budget(&self, source: IpAddr) -> Result<bool, DataplaneError> {
-        let source = self.config.src_prefixes.cut(source);
         let mut state = self.state.write();
+        let source = state.config.src_prefixes.cut(source);
         let was_there = state.attached.maps.remove_budget(source)?;
         state.budgets.remove(&source);
         Ok(was_there)
@@ -310,7 +349,7 @@ impl Dataplane for KernelDataplane {
         let state = self.state.read();
         let holding = state.budgets.iter().filter(|(_, budget)| !budget.expired(now));
         let listed = holding.map(|(source, budget)| {
-            let prefix = IpNet::new(*source, self.config.src_prefixes.len_of(*source));
+            let prefix = IpNet::new(*source, state.config.src_prefixes.len_of(*source));
             BudgetListing {
                 source: prefix.unwrap_or_else(|_| acl::host(*source)),
                 effect: if budget.is_block() { BudgetEffect::Block } else { BudgetEffect::Replace },
@@ -400,21 +439,23 @@ impl Dataplane for KernelDataplane {
     fn mend(&self) -> Result<(), DataplaneError> {
         // A program that is being made is attached or exchanged soon.
         let Some(_building) = self.building.try_lock() else { return Ok(()) };
-        self.state.write().attached.mend(self.config.mode)
+        let State { config, attached, .. } = &mut *self.state.write();
+        attached.mend(config.mode)
     }
 
     fn reload(&self, policy: &Policy) -> Result<(), DataplaneError> {
-        let rules = Arc::new(compile::compile(&policy.packet_rules)?);
-        let building = self.building.lock();
-        let operators: Vec<_> = self.state.read().acl.operators().collect();
-        let acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
-        self.replace(&building, rules, request_rules(policy), acl)
+        self.rebuild(policy, DataplaneConfig::clone)
+    }
+
+    fn reconfigure(&self, settings: &LiveSettings, policy: &Policy) -> Result<(), DataplaneError> {
+        self.rebuild(policy, |config| config.with(settings))
     }
 
     fn stop(&self) -> Result<(), DataplaneError> {
-        match self.config.on_exit {
+        let state = self.state.read();
+        match state.config.on_exit {
             OnExit::Keep => Ok(()),
-            OnExit::Detach => attach::detach_all(&self.state.read().attached.pins),
+            OnExit::Detach => attach::detach_all(&state.attached.pins),
         }
     }
 }

@@ -7,19 +7,39 @@ use nix::{
     sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket},
 };
 
+use super::AttachedMode;
+
 const RTM_GETLINK: u16 = 18;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 const IFLA_XDP: u16 = 43;
+const IFLA_XDP_ATTACHED: u16 = 2;
 const IFLA_XDP_PROG_ID: u16 = 4;
+const IFLA_XDP_DRV_PROG_ID: u16 = 5;
+const IFLA_XDP_SKB_PROG_ID: u16 = 6;
+const XDP_ATTACHED_DRV: u8 = 1;
+const XDP_ATTACHED_SKB: u8 = 2;
 /// Flags in the type of an attribute.
 const NLA_TYPE_MASK: u16 = 0x3fff;
 /// Of `struct nlmsghdr`, and of `struct ifinfomsg`.
 const HEADER_LEN: usize = 16;
 const REQUEST_LEN: u32 = 32;
 
+/// The program that an interface runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Running {
+    pub(super) program_id: u32,
+    /// `None` when the device itself runs it.
+    pub(super) mode: Option<AttachedMode>,
+}
+
 /// The id of the program that is attached to `interface`, if any is.
 pub(super) fn program_id(interface: &str) -> io::Result<Option<u32>> {
+    Ok(running(interface)?.map(|running| running.program_id))
+}
+
+/// The program that is attached to `interface`, if any is.
+pub(super) fn running(interface: &str) -> io::Result<Option<Running>> {
     let index = if_nametoindex(interface)?;
     let netlink = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
     send(netlink.as_raw_fd(), &request(index), MsgFlags::empty())?;
@@ -27,7 +47,7 @@ pub(super) fn program_id(interface: &str) -> io::Result<Option<u32>> {
     let mut reply = vec![0; 32 * 1024];
     let len = recv(netlink.as_raw_fd(), &mut reply, MsgFlags::empty())?;
     reply.truncate(len);
-    read_program_id(&reply)
+    read_running(&reply)
 }
 
 fn request(index: u32) -> Vec<u8> {
@@ -45,7 +65,7 @@ fn request(index: u32) -> Vec<u8> {
     message
 }
 
-fn read_program_id(reply: &[u8]) -> io::Result<Option<u32>> {
+fn read_running(reply: &[u8]) -> io::Result<Option<Running>> {
     let cut_short = || io::Error::from(io::ErrorKind::UnexpectedEof);
     let kind = u16_at(reply, 4).ok_or_else(cut_short)?;
     if kind == NLMSG_ERROR {
@@ -54,7 +74,15 @@ fn read_program_id(reply: &[u8]) -> io::Result<Option<u32>> {
     }
     let attributes = reply.get(2 * HEADER_LEN..).ok_or_else(cut_short)?;
     let Some(xdp) = attribute(attributes, IFLA_XDP) else { return Ok(None) };
-    Ok(attribute(xdp, IFLA_XDP_PROG_ID).and_then(|id| u32_at(id, 0)).filter(|id| *id != 0))
+    let id = |kind| attribute(xdp, kind).and_then(|id| u32_at(id, 0)).filter(|id| *id != 0);
+    // With one in the device and another before it, none is "the" program.
+    let program_id = [IFLA_XDP_PROG_ID, IFLA_XDP_DRV_PROG_ID, IFLA_XDP_SKB_PROG_ID].into_iter().find_map(id);
+    let mode = match attribute(xdp, IFLA_XDP_ATTACHED).and_then(|attached| attached.first()) {
+        Some(&XDP_ATTACHED_DRV) => Some(AttachedMode::Native),
+        Some(&XDP_ATTACHED_SKB) => Some(AttachedMode::Generic),
+        Some(_) | None => None,
+    };
+    Ok(program_id.map(|program_id| Running { program_id, mode }))
 }
 
 /// The payload of the first attribute of a kind.
@@ -98,13 +126,16 @@ mod tests {
             bytes.resize(bytes.len().next_multiple_of(4), 0);
             bytes
         };
-        let xdp = [attribute(2, &[1]), attribute(IFLA_XDP_PROG_ID, &77u32.to_ne_bytes())].concat();
+        let xdp =
+            [attribute(IFLA_XDP_ATTACHED, &[XDP_ATTACHED_SKB]), attribute(IFLA_XDP_PROG_ID, &77u32.to_ne_bytes())]
+                .concat();
         let mut reply = request(1);
         reply.extend(attribute(3, b"eth0\0"));
         reply.extend(attribute(IFLA_XDP | 0x8000, &xdp));
-        assert_eq!(read_program_id(&reply).unwrap(), Some(77));
+        let running = Running { program_id: 77, mode: Some(AttachedMode::Generic) };
+        assert_eq!(read_running(&reply).unwrap(), Some(running));
         for len in 0..reply.len() {
-            assert!(!matches!(read_program_id(&reply[..len]), Ok(Some(_))), "{len}");
+            assert!(!matches!(read_running(&reply[..len]), Ok(Some(_))), "{len}");
         }
     }
 }

@@ -19,10 +19,9 @@ use limiter_common::{
     gcra::GcraParams,
     quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
-    schema::{self, Lifetime, MAPS, MAX_ACL_PREFIXES, PORT_WORDS, creation},
-    stats::RuleName,
+    schema::{self, Lifetime, MAX_ACL_PREFIXES, MapSpec, PORT_WORDS, creation},
+    stats::{NO_RULE, RULE_SLOTS},
 };
-
 use nix::errno::Errno;
 
 use super::{
@@ -32,8 +31,9 @@ use super::{
     compile::CompiledRules,
     error::{errno, is_permission, map_error},
     maps::{self, Maps},
+    migrate::{self, Migration},
     pins::{CreatedPins, PinDir, pin_error},
-    slots::Slots,
+    slots::{Slots, Taken},
 };
 
 const PROGRAM: &str = "limiter";
@@ -60,7 +60,8 @@ pub(super) struct Plan<'a> {
     pub(super) tuning: &'a Tuning,
     pub(super) rules: &'a CompiledRules,
     pub(super) acl: &'a Acl,
-    /// With a slot for each rule. `None`: read from the pinned map, which nobody else writes during a start.
+    /// With a slot for each rule. `None`: what the pinned map says, which nobody else writes during a start, and for rules
+    /// that it does not name the next best.
     pub(super) slots: Option<&'a Slots>,
 }
 
@@ -71,6 +72,9 @@ pub(super) struct Loaded<'a> {
     created: CreatedPins,
     ebpf: Ebpf,
     seed: u64,
+    slots: Slots,
+    /// Slots that are not written down yet.
+    taken: Vec<Taken>,
 }
 
 /// Maps are as the schema says, and the kernel has accepted the program.
@@ -84,6 +88,7 @@ pub(super) struct Configured<'a> {
     ebpf: Ebpf,
     maps: Maps,
     slots: Slots,
+    migration: Migration,
 }
 
 /// In force.
@@ -109,15 +114,25 @@ pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -
             }
         }
     }
+    migrate::adopt(&pins, &mut created)?;
     for missing in maps::check_pinned(&pins, plan.config.max_sources)? {
         created.file(pins.map(missing));
     }
-    let seed = match maps::read_pinned_seed(&pins)? {
+    let seed = match migrate::seed(&pins)? {
         0 => RandomState::new().hash_one(0).max(1),
         seed => seed,
     };
-    let globals = Globals::new(&plan, seed)?;
-    let shared: Vec<_> = MAPS.iter().filter(|map| map.lifetime == Lifetime::Shared).collect();
+    let (slots, taken) = match plan.slots {
+        Some(slots) => (slots.clone(), Vec::new()),
+        None => {
+            let mut slots = maps::read_pinned_slots(&pins)?;
+            let taken = slots.take_all(plan.rules.by_width(), &plan.rules.ids()).map_err(too_many_rules)?;
+            (slots, taken)
+        }
+    };
+    let globals = Globals::new(&plan, seed, &slots)?;
+    let specs = pins.schema().maps;
+    let shared: Vec<_> = specs.iter().filter(|map| is_shared(map, &slots)).collect();
     let mut loader = EbpfLoader::new();
     for map in &shared {
         loader.map_pin_path(map.name, pins.map(map.name));
@@ -127,12 +142,29 @@ pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -
         .map_max_entries("BUCKETS_V4", plan.config.max_sources)
         .map_max_entries("BUCKETS_V6", plan.config.max_sources)
         .map_max_entries("RULES", rules);
+    for stand_in in specs.iter().filter(|map| map.lifetime == Lifetime::WhenUsed && !is_shared(map, &slots)) {
+        loader.map_max_entries(stand_in.name, 1);
+    }
     globals.apply(&mut loader);
     let ebpf = loader.load(plan.object).map_err(load_error)?;
-    Ok(Loaded { plan, pins, created, ebpf, seed })
+    Ok(Loaded { plan, pins, created, ebpf, seed, slots, taken })
 }
 
-fn load_error(error: EbpfError) -> DataplaneError {
+/// Whether later programs go on with this map.
+fn is_shared(map: &MapSpec, slots: &Slots) -> bool {
+    match map.lifetime {
+        Lifetime::Shared => true,
+        Lifetime::WhenUsed => slots.need_more(),
+        Lifetime::Policy => false,
+    }
+}
+
+pub(super) fn too_many_rules(missing: usize) -> DataplaneError {
+    let capacity = RULE_SLOTS - 1;
+    DataplaneError::TooMany { what: "packet rules", count: capacity as usize + missing, capacity }
+}
+
+pub(super) fn load_error(error: EbpfError) -> DataplaneError {
     if is_permission(&error) {
         let object = "of the XDP program".to_owned();
         return DataplaneError::Permission { operation: "make the maps", object, source: Box::new(error) };
@@ -140,7 +172,7 @@ fn load_error(error: EbpfError) -> DataplaneError {
     DataplaneError::Load { source: Box::new(error) }
 }
 
-fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, DataplaneError> {
+pub(super) fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, DataplaneError> {
     const MISSING: DataplaneError = DataplaneError::Object { what: "XDP program" };
     let Some(Program::Xdp(program)) = ebpf.program_mut(PROGRAM) else { return Err(MISSING) };
     Ok(program)
@@ -148,7 +180,7 @@ fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, DataplaneError> {
 
 impl<'a> Loaded<'a> {
     pub(super) fn verify(mut self) -> Result<Verified<'a>, DataplaneError> {
-        for spec in MAPS {
+        for spec in self.pins.schema().maps {
             let map = self.ebpf.map(spec.name).ok_or(DataplaneError::Object { what: spec.name })?;
             let (Map::Array(data)
             | Map::HashMap(data)
@@ -179,7 +211,7 @@ fn program_pin_error(error: PinError) -> DataplaneError {
 }
 
 /// The end of the verifier's log names the instruction that it refuses.
-fn verifier_error(error: ProgramError) -> DataplaneError {
+pub(super) fn verifier_error(error: ProgramError) -> DataplaneError {
     const LINES: usize = 30;
     // The verifier refuses with EACCES too.
     if errno(&error) == Some(Errno::EPERM) {
@@ -194,8 +226,10 @@ fn verifier_error(error: ProgramError) -> DataplaneError {
 
 impl<'a> Verified<'a> {
     pub(super) fn fill(self) -> Result<Configured<'a>, DataplaneError> {
-        let Loaded { plan, pins, mut created, mut ebpf, seed } = self.0;
-        for map in MAPS.iter().filter(|map| map.lifetime == Lifetime::Policy) {
+        let Loaded { plan, pins, mut created, mut ebpf, seed, slots, taken } = self.0;
+        let mut migration = Migration::open(&pins)?;
+        migration.copy(&pins)?;
+        for map in pins.schema().maps.iter().filter(|map| map.lifetime == Lifetime::Policy) {
             let path = pins.next_map(map.name);
             // Left by an agent that died between pinning and renaming.
             if path.exists() {
@@ -214,16 +248,17 @@ impl<'a> Verified<'a> {
         fill_ports(&mut ebpf, &plan.config.protect)?;
         fill_prefixes(&mut ebpf, plan.rules)?;
         let mut maps = Maps::take(&mut ebpf)?;
-        let mut slots = match plan.slots {
-            Some(slots) => slots.clone(),
-            None => Slots::new(maps.read_rule_names()?),
-        };
-        fill_rules(&mut ebpf, &mut maps, &mut slots, plan.rules)?;
+        for taken in taken {
+            if let Some(rule) = slots.rule(taken.slot) {
+                maps.give_slot(taken, rule)?;
+            }
+        }
+        fill_rules(&mut ebpf, &slots, plan.rules)?;
         for (list, prefix, entry) in plan.acl.entries() {
             maps.insert_acl(list, prefix, entry)?;
         }
         maps.write_seed(seed)?;
-        Ok(Configured { plan, pins, created, ebpf, maps, slots })
+        Ok(Configured { plan, pins, created, ebpf, maps, slots, migration })
     }
 }
 
@@ -247,63 +282,30 @@ fn fill_ports(ebpf: &mut Ebpf, protect: &Protect) -> Result<(), DataplaneError> 
 }
 
 fn fill_prefixes(ebpf: &mut Ebpf, rules: &CompiledRules) -> Result<(), DataplaneError> {
+    let mut v4: LpmTrie<&mut MapData, [u8; 4], u32> = open(ebpf, "RULES_V4")?;
     for (prefix, index) in &rules.prefixes {
-        match Prefix::from(*prefix) {
-            Prefix::V4(len, octets) => {
-                let mut map: LpmTrie<&mut MapData, [u8; 4], u32> = open(ebpf, "RULES_V4")?;
-                map.insert(&Key::new(len, octets), index, 0).map_err(map_error("write", "RULES_V4"))?;
-            }
-            Prefix::V6(len, octets) => {
-                let mut map: LpmTrie<&mut MapData, [u8; 16], u32> = open(ebpf, "RULES_V6")?;
-                map.insert(&Key::new(len, octets), index, 0).map_err(map_error("write", "RULES_V6"))?;
-            }
+        if let Prefix::V4(len, octets) = Prefix::from(*prefix) {
+            v4.insert(&Key::new(len, octets), index, 0).map_err(map_error("write", "RULES_V4"))?;
+        }
+    }
+    let mut v6: LpmTrie<&mut MapData, [u8; 16], u32> = open(ebpf, "RULES_V6")?;
+    for (prefix, index) in &rules.prefixes {
+        if let Prefix::V6(len, octets) = Prefix::from(*prefix) {
+            v6.insert(&Key::new(len, octets), index, 0).map_err(map_error("write", "RULES_V6"))?;
         }
     }
     Ok(())
 }
 
-fn fill_rules(
-    ebpf: &mut Ebpf,
-    maps: &mut Maps,
-    slots: &mut Slots,
-    rules: &CompiledRules,
-) -> Result<(), DataplaneError> {
-    for (index, rule) in (0..).zip(&rules.rules) {
-        let in_use = |id: &str| rules.rules.iter().any(|rule| &*rule.id == id);
-        let slot = slot_for(maps, slots, &rule.id, in_use)?.ok_or(DataplaneError::TooMany {
-            what: "packet rules",
-            count: rules.rules.len(),
-            capacity: limiter_common::stats::RULE_SLOTS - 1,
-        })?;
-        let mut map: Array<&mut MapData, PacketRule> = open(ebpf, "RULES")?;
-        map.set(index, rule.entry(slot), 0).map_err(map_error("write", "RULES"))?;
-    }
+fn fill_rules(ebpf: &mut Ebpf, slots: &Slots, rules: &CompiledRules) -> Result<(), DataplaneError> {
+    let mut map: Array<&mut MapData, PacketRule> = open(ebpf, "RULES")?;
     // A map of no rules has one entry, which limits nothing.
-    if rules.rules.is_empty() {
-        let mut map: Array<&mut MapData, PacketRule> = open(ebpf, "RULES")?;
-        let nothing = PacketRule::new(EnforcementMode::Off, limiter_common::stats::NO_RULE);
-        map.set(0, nothing, 0).map_err(map_error("write", "RULES"))?;
+    let nothing = [PacketRule::new(EnforcementMode::Off, NO_RULE)];
+    let entries = rules.rules.iter().map(|rule| rule.entry(slots.slot(&rule.id).unwrap_or(NO_RULE)));
+    for (index, entry) in (0..).zip(entries.chain(nothing).take(rules.rules.len().max(1))) {
+        map.set(index, entry, 0).map_err(map_error("write", "RULES"))?;
     }
     Ok(())
-}
-
-/// The slot of a rule, taken now if it has none. `None` when all are in use.
-pub(super) fn slot_for(
-    maps: &mut Maps,
-    slots: &mut Slots,
-    rule: &str,
-    in_use: impl Fn(&str) -> bool,
-) -> Result<Option<u32>, DataplaneError> {
-    if let Some(slot) = slots.slot(rule) {
-        return Ok(Some(slot));
-    }
-    let name = RuleName::new(rule).ok_or_else(|| DataplaneError::RuleId { rule: rule.to_owned() })?;
-    let Some(taken) = slots.take(&rule.into(), in_use) else { return Ok(None) };
-    if taken.was_used {
-        maps.clear_counters(taken.slot)?;
-    }
-    maps.write_rule_name(taken.slot, name)?;
-    Ok(Some(taken.slot))
 }
 
 fn open<'a, M>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<M, DataplaneError>
@@ -328,8 +330,10 @@ impl Configured<'_> {
 
     /// Puts the program in force in the place of this process' own. An error changes nothing.
     pub(super) fn replace(self, previous: &mut Attached) -> Result<Attached, DataplaneError> {
-        let mode = self.plan.config.mode;
-        let mut next = self.attach(|program, pins| attach::exchange_all(program, &previous.interfaces, mode, pins))?;
+        let config = self.plan.config;
+        let mut next = self.attach(|program, pins| {
+            attach::exchange_all(program, &previous.interfaces, &config.interfaces, config.mode, pins)
+        })?;
         // Rules may have taken slots while the program was loaded.
         next.slots = std::mem::take(&mut previous.slots);
         Ok(next)
@@ -339,18 +343,25 @@ impl Configured<'_> {
         self,
         put_in_force: impl FnOnce(&mut Xdp, &PinDir) -> Result<(Vec<Interface>, Undo), DataplaneError>,
     ) -> Result<Attached, DataplaneError> {
-        let Self { plan, pins, created, mut ebpf, maps, slots } = self;
+        let Self { plan, mut pins, created, mut ebpf, maps, slots, mut migration } = self;
+        // Filling the maps may have taken a while.
+        migration.copy(&pins)?;
         let config = plan.config;
         let xdp = program(&mut ebpf)?;
         let info = xdp.info().map_err(|error| DataplaneError::Load { source: Box::new(error) })?;
         let (interfaces, mut undo) = put_in_force(xdp, &pins)?;
-        if let Err(error) = pins.promote_next() {
+        if let Err(error) = undo.move_links().and_then(|()| pins.promote_next()) {
             undo.undo();
             return Err(error);
         }
         created.keep();
         if let Err(error) = attach::detach_others(&config.interfaces, &pins) {
             tracing::error!(target: "limiter::dataplane", %error, "could not detach from an interface that was removed");
+        }
+        if let Err(error) = migration.finish(&mut pins) {
+            tracing::error!(
+                target: "limiter::dataplane", %error, "the pins of an older schema stay, and the next start removes them",
+            );
         }
         let families = [List::Allow, List::Deny].map(|list| families(plan.acl, list));
         let max_sources = ["BUCKETS_V4", "BUCKETS_V6"].map(|name| capacity(&ebpf, name).unwrap_or(config.max_sources));
@@ -441,24 +452,28 @@ struct Globals {
     default_rule_v4: u32,
     default_rule_v6: u32,
     limits: u32,
+    more_rules: u8,
     has_budgets: u8,
     src_mask_v4: u32,
     src_mask_v6: [u64; 2],
     creation_quota: GcraParams,
+    creation_common: GcraParams,
     aggregate_seed: u64,
     swap_attempts: u32,
 }
 
 impl Globals {
-    fn new(plan: &Plan<'_>, aggregate_seed: u64) -> Result<Self, DataplaneError> {
+    fn new(plan: &Plan<'_>, aggregate_seed: u64, slots: &Slots) -> Result<Self, DataplaneError> {
         let Plan { config, tuning, rules, acl, .. } = plan;
         let prefixes = config.src_prefixes;
         let has_prefix_v4 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv4());
         let has_prefix_v6 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv6());
         let new_sources = tuning.new_sources.unwrap_or_else(|| default_creation(config.max_sources));
-        let creation_quota = new_sources
-            .params()
-            .map_err(|source| DataplaneError::Quota { rule: "for new sources".to_owned(), source })?;
+        let params = |quota: Quota| {
+            quota.params().map_err(|source| DataplaneError::Quota { rule: "for new sources".to_owned(), source })
+        };
+        let creation_quota = params(new_sources)?;
+        let creation_common = params(without_reserve(new_sources))?;
         Ok(Self {
             drop_malformed: config.drop_malformed.into(),
             protect_all: (config.protect == Protect::All).into(),
@@ -469,10 +484,12 @@ impl Globals {
             default_rule_v4: rules.default_v4.unwrap_or(u32::MAX),
             default_rule_v6: rules.default_v6.unwrap_or(u32::MAX),
             limits: rules.limits,
+            more_rules: slots.need_more().into(),
             has_budgets: config.budgets.into(),
             src_mask_v4: u32::from_ne_bytes(SrcMaskV4::new(prefixes.ipv4).0),
             src_mask_v6: SrcMaskV6::new(prefixes.ipv6).halves().map(u64::from_ne_bytes),
             creation_quota,
+            creation_common,
             aggregate_seed,
             swap_attempts: tuning.swap_attempts,
         })
@@ -489,10 +506,12 @@ impl Globals {
             .override_global("DEFAULT_RULE_V4", &self.default_rule_v4, true)
             .override_global("DEFAULT_RULE_V6", &self.default_rule_v6, true)
             .override_global("LIMITS", &self.limits, true)
+            .override_global("MORE_RULES", &self.more_rules, true)
             .override_global("HAS_BUDGETS", &self.has_budgets, true)
             .override_global("SRC_MASK_V4", &self.src_mask_v4, true)
             .override_global("SRC_MASK_V6", &self.src_mask_v6, true)
             .override_global("CREATION_QUOTA", &self.creation_quota, true)
+            .override_global("CREATION_COMMON", &self.creation_common, true)
             .override_global("AGGREGATE_SEED", &self.aggregate_seed, true)
             .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true);
     }
@@ -505,6 +524,11 @@ fn default_creation(max_sources: u32) -> Quota {
     let max_sources = u64::from(max_sources);
     let rate = Rate { count: (max_sources / 100).max(1), per_ns: SECOND_NS };
     Quota { rate, burst: (max_sources / 10).max(100) }
+}
+
+/// A quarter of the burst is kept for neighbourhoods that have made no bucket lately.
+fn without_reserve(quota: Quota) -> Quota {
+    Quota { burst: quota.burst - quota.burst / 4, ..quota }
 }
 
 /// Buckets that were made, by family.

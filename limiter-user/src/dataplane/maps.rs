@@ -1,6 +1,6 @@
 //! Maps of a loaded program, with their types, and the check of those that are pinned.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, path::Path};
 
 use aya::{
     Ebpf,
@@ -11,9 +11,8 @@ use limiter_common::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     budget::Budget,
-    schema::{Lifetime, MAPS, MapKind, MapSpec, creation},
-    stats::{Counter, RuleName, rule_index},
-    verdict::Verdict,
+    schema::{Lifetime, MapKind, MapSpec, creation},
+    stats::{Counters, PER_CPU_SLOTS, RuleName},
 };
 use nix::errno::Errno;
 
@@ -22,6 +21,7 @@ use super::{
     acl::{OperatorEntry, Prefix},
     error::{errno, map_error},
     pins::PinDir,
+    slots::{Slots, Taken},
 };
 
 /// The maps that the agent uses while a program is in force.
@@ -33,7 +33,8 @@ pub(super) struct Maps {
     budgets_v4: HashMap<MapData, SrcKeyV4, Budget>,
     budgets_v6: HashMap<MapData, SrcKeyV6, Budget>,
     creation: Array<MapData, u64>,
-    stats: PerCpuArray<MapData, Counter>,
+    stats: PerCpuArray<MapData, Counters>,
+    more_stats: Array<MapData, Counters>,
     rule_names: Array<MapData, RuleName>,
 }
 
@@ -59,6 +60,7 @@ impl Maps {
             budgets_v6: take(ebpf, "BUDGETS_V6")?,
             creation: take(ebpf, "CREATION")?,
             stats: take(ebpf, "STATS")?,
+            more_stats: take(ebpf, "MORE_STATS")?,
             rule_names: take(ebpf, "RULE_NAMES")?,
         })
     }
@@ -133,35 +135,40 @@ impl Maps {
     }
 
     /// The sum over all CPUs.
-    pub(super) fn counter(&self, slot: u32, verdict: Verdict) -> Result<Counter, DataplaneError> {
-        let values = self.stats.get(&rule_index(slot, verdict), 0).map_err(map_error("read", "STATS"))?;
-        Ok(values.iter().fold(Counter::default(), |sum, counter| sum.plus(*counter)))
-    }
-
-    pub(super) fn clear_counters(&mut self, slot: u32) -> Result<(), DataplaneError> {
-        for verdict in Verdict::all() {
-            let index = rule_index(slot, verdict);
-            let cpus = self.stats.get(&index, 0).map_err(map_error("read", "STATS"))?.len();
-            let zeros = vec![Counter::default(); cpus];
-            let zeros = aya::maps::PerCpuValues::try_from(zeros).map_err(map_error("write", "STATS"))?;
-            self.stats.set(index, zeros, 0).map_err(map_error("write", "STATS"))?;
+    pub(super) fn counters(&self, slot: u32) -> Result<Counters, DataplaneError> {
+        if let Some(index) = slot.checked_sub(PER_CPU_SLOTS) {
+            // A program that does not use these has none.
+            return if index < self.more_stats.len() {
+                self.more_stats.get(&index, 0).map_err(map_error("read", "MORE_STATS"))
+            } else {
+                Ok(Counters::ZERO)
+            };
         }
-        Ok(())
+        let values = self.stats.get(&slot, 0).map_err(map_error("read", "STATS"))?;
+        Ok(values.iter().fold(Counters::ZERO, |sum, counters| sum.plus(counters)))
     }
 
-    pub(super) fn read_rule_names(&self) -> Result<Vec<(u32, Arc<str>)>, DataplaneError> {
-        let mut names = Vec::new();
-        for (slot, name) in (0..).zip(self.rule_names.iter()) {
-            let name = name.map_err(map_error("read", "RULE_NAMES"))?;
-            if let Some(rule) = name.as_str() {
-                names.push((slot, rule.into()));
-            }
+    fn clear_counters(&mut self, slot: u32) -> Result<(), DataplaneError> {
+        if let Some(index) = slot.checked_sub(PER_CPU_SLOTS) {
+            return if index < self.more_stats.len() {
+                self.more_stats.set(index, Counters::ZERO, 0).map_err(map_error("write", "MORE_STATS"))
+            } else {
+                Ok(())
+            };
         }
-        Ok(names)
+        let cpus = self.stats.get(&slot, 0).map_err(map_error("read", "STATS"))?.len();
+        let zeros = vec![Counters::ZERO; cpus];
+        let zeros = aya::maps::PerCpuValues::try_from(zeros).map_err(map_error("write", "STATS"))?;
+        self.stats.set(slot, zeros, 0).map_err(map_error("write", "STATS"))
     }
 
-    pub(super) fn write_rule_name(&mut self, slot: u32, name: RuleName) -> Result<(), DataplaneError> {
-        self.rule_names.set(slot, name, 0).map_err(map_error("write", "RULE_NAMES"))
+    /// Writes down whose the slot is from now on.
+    pub(super) fn give_slot(&mut self, taken: Taken, rule: &str) -> Result<(), DataplaneError> {
+        let name = RuleName::new(rule).ok_or_else(|| DataplaneError::RuleId { rule: rule.to_owned() })?;
+        if taken.was_used {
+            self.clear_counters(taken.slot)?;
+        }
+        self.rule_names.set(taken.slot, name, 0).map_err(map_error("write", "RULE_NAMES"))
     }
 
     pub(super) fn creation(&self, slot: u32) -> Result<u64, DataplaneError> {
@@ -186,7 +193,7 @@ fn absent_is_fine(removed: Result<(), MapError>) -> Result<bool, MapError> {
 pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<OperatorEntry>, DataplaneError> {
     let mut found = Vec::new();
     for (name, list) in [("ALLOW_V4", List::Allow), ("DENY_V4", List::Deny)] {
-        let Some(map) = open_pinned(pins, name)? else { continue };
+        let Some(map) = open_list(pins, name)? else { continue };
         let trie = LpmTrie::<_, [u8; 4], AclEntry>::try_from(Map::LpmTrie(map)).map_err(map_error("open", name))?;
         for entry in trie.iter() {
             let (key, entry) = entry.map_err(map_error("read", name))?;
@@ -196,7 +203,7 @@ pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<OperatorEntry>, Datapl
         }
     }
     for (name, list) in [("ALLOW_V6", List::Allow), ("DENY_V6", List::Deny)] {
-        let Some(map) = open_pinned(pins, name)? else { continue };
+        let Some(map) = open_list(pins, name)? else { continue };
         let trie = LpmTrie::<_, [u8; 16], AclEntry>::try_from(Map::LpmTrie(map)).map_err(map_error("open", name))?;
         for entry in trie.iter() {
             let (key, entry) = entry.map_err(map_error("read", name))?;
@@ -208,19 +215,52 @@ pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<OperatorEntry>, Datapl
     Ok(found)
 }
 
-fn open_pinned(pins: &PinDir, name: &'static str) -> Result<Option<MapData>, DataplaneError> {
-    let path = pins.map(name);
+/// `None` when there is no pin.
+pub(super) fn open_pin(path: &Path, name: &'static str) -> Result<Option<MapData>, DataplaneError> {
     if !path.exists() {
         return Ok(None);
     }
     MapData::from_pin(path).map(Some).map_err(map_error("open", name))
 }
 
+/// Of the lists of the program in force, which may be an older schema's.
+fn open_list(pins: &PinDir, name: &'static str) -> Result<Option<MapData>, DataplaneError> {
+    let Some(map) = open_pin(&pins.in_force(name), name)? else { return Ok(None) };
+    let info = map.info().map_err(map_error("look at", name))?;
+    if info.value_size() as usize != size_of::<AclEntry>() {
+        tracing::warn!(
+            target: "limiter::dataplane",
+            "{name} is of another layout: what operators have put in it is not taken over",
+        );
+        return Ok(None);
+    }
+    Ok(Some(map))
+}
+
 /// The seed of an earlier start; 0 when there is none.
 pub(super) fn read_pinned_seed(pins: &PinDir) -> Result<u64, DataplaneError> {
-    let Some(map) = open_pinned(pins, "CREATION")? else { return Ok(0) };
+    let Some(map) = open_pin(&pins.map("CREATION"), "CREATION")? else { return Ok(0) };
     let creation = Array::<_, u64>::try_from(Map::Array(map)).map_err(map_error("open", "CREATION"))?;
     creation.get(&creation::SEED, 0).map_err(map_error("read", "CREATION"))
+}
+
+/// The slots of an earlier start, which may have been one of an older schema.
+pub(super) fn read_pinned_slots(pins: &PinDir) -> Result<Slots, DataplaneError> {
+    const MAP: &str = "RULE_NAMES";
+    let older = pins.older().iter().rev().map(|version| version.path.join(MAP));
+    let Some(path) = std::iter::once(pins.map(MAP)).chain(older).find(|path| path.exists()) else {
+        return Ok(Slots::default());
+    };
+    let Some(map) = open_pin(&path, MAP)? else { return Ok(Slots::default()) };
+    let names = Array::<_, RuleName>::try_from(Map::Array(map)).map_err(map_error("open", "RULE_NAMES"))?;
+    let mut taken = Vec::new();
+    for (slot, name) in (0..).zip(names.iter()) {
+        let name = name.map_err(map_error("read", "RULE_NAMES"))?;
+        if let Some(rule) = name.as_str() {
+            taken.push((slot, rule.into()));
+        }
+    }
+    Ok(Slots::new(taken))
 }
 
 /// Holds a pinned or new map against the schema. Policy maps may be made smaller; the buckets are as large as
@@ -254,7 +294,11 @@ pub(super) fn check(spec: &MapSpec, found: &MapInfo, max_sources: u32) -> Result
         Lifetime::Shared if capacity != spec.capacity => {
             mismatch("capacity", capacity.to_string(), spec.capacity.to_string())
         }
-        Lifetime::Shared | Lifetime::Policy => Ok(()),
+        // A stand-in has one entry.
+        Lifetime::WhenUsed if capacity != 1 && capacity != spec.capacity => {
+            mismatch("capacity", capacity.to_string(), spec.capacity.to_string())
+        }
+        Lifetime::Shared | Lifetime::WhenUsed | Lifetime::Policy => Ok(()),
     }
 }
 
@@ -268,11 +312,11 @@ const fn kernel_type(kind: MapKind) -> MapType {
     }
 }
 
-/// Checks the shared maps that are pinned, and tells which are not.
+/// Checks the shared maps that are pinned, and tells which are not. Stand-ins never are.
 pub(super) fn check_pinned(pins: &PinDir, max_sources: u32) -> Result<Vec<&'static str>, DataplaneError> {
     let mut missing = Vec::new();
-    for spec in MAPS.iter().filter(|spec| spec.lifetime == Lifetime::Shared) {
-        match open_pinned(pins, spec.name)? {
+    for spec in pins.schema().maps.iter().filter(|spec| spec.lifetime != Lifetime::Policy) {
+        match open_pin(&pins.map(spec.name), spec.name)? {
             Some(map) => check(spec, &map.info().map_err(map_error("look at", spec.name))?, max_sources)?,
             None => missing.push(spec.name),
         }

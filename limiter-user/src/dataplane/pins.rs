@@ -1,37 +1,43 @@
-//! What is pinned, where: maps and links under `<pin_dir>/v<SCHEMA_VERSION>/`.
+//! What is pinned, where: maps and links under `<pin_dir>/v<version of the schema>/`.
 //!
-//! A pinned link keeps the program attached while no agent runs; pinned maps keep its state.
+//! A pinned link keeps the program attached while no agent runs; pinned maps keep its state. Pins of an older schema
+//! are there only until a start has taken them over.
 
 use std::{
     ffi::OsStr,
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
-    thread,
-    time::Duration,
 };
 
-use aya::programs::links::{FdLink, PinnedLink};
-use limiter_common::schema::{Lifetime, MAPS, SCHEMA_VERSION};
+use limiter_common::schema::Lifetime;
 use nix::{
     errno::Errno,
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::{AttachedMode, DataplaneError, error::is_permission, link_state};
-use crate::clock::Stopwatch;
+use super::{AttachedMode, DataplaneError, config::Schema, error::is_permission};
 
 const BPFFS: &str = "/sys/fs/bpf";
-const LINK: &str = "link-";
-const PROGRAM: &str = "program";
+pub(super) const LINK: &str = "link-";
+pub(super) const PROGRAM: &str = "program";
 /// Suffix of what is not in force yet.
 const NEXT: &str = "-next";
 
-/// The directory of this schema version.
+/// The directory of this schema version, and those of older ones.
 #[derive(Clone, Debug)]
 pub(super) struct PinDir {
+    schema: Schema,
     version: PathBuf,
+    older: Vec<VersionDir>,
+}
+
+/// The pins of one schema version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct VersionDir {
+    pub(super) number: u32,
+    pub(super) path: PathBuf,
 }
 
 /// A pinned link of an interface.
@@ -43,28 +49,41 @@ pub(super) struct LinkPin {
 }
 
 impl PinDir {
-    /// Makes the directory, and mounts the BPF file system where it usually is. Refuses pins of another schema.
-    pub(super) fn prepare(root: &Path) -> Result<(Self, CreatedPins), DataplaneError> {
+    /// Makes the directory, and mounts the BPF file system where it usually is. Refuses pins of a newer schema.
+    pub(super) fn prepare(root: &Path, schema: Schema) -> Result<(Self, CreatedPins), DataplaneError> {
         let mut created = CreatedPins::default();
         ensure_bpffs(root)?;
-        refuse_other_versions(root)?;
-        let version = root.join(version_name());
+        let older = older_versions(root, schema.version)?;
+        let version = root.join(version_name(schema.version));
         for directory in [root, &version] {
             created.directory(directory)?;
         }
-        Ok((Self { version }, created))
+        Ok((Self { schema, version, older }, created))
     }
 
     /// Held for as long as an agent runs: two that share a directory would detach each other's interfaces. The kernel
     /// gives it back when a process dies, however it dies.
     pub(super) fn lock(&self) -> Result<File, DataplaneError> {
-        let wrong = |source| pin_error("lock", self.version.clone(), source);
-        let directory = File::open(&self.version).map_err(wrong)?;
-        match directory.try_lock() {
-            Ok(()) => Ok(directory),
-            Err(TryLockError::WouldBlock) => Err(DataplaneError::InUse { path: self.version.clone() }),
-            Err(TryLockError::Error(source)) => Err(wrong(source)),
-        }
+        lock(&self.version)
+    }
+
+    /// Held while the pins of older schemas are taken over, so that their agent does not run.
+    pub(super) fn lock_older(&self) -> Result<Vec<File>, DataplaneError> {
+        self.older.iter().map(|version| lock(&version.path)).collect()
+    }
+
+    pub(super) fn schema(&self) -> Schema {
+        self.schema
+    }
+
+    /// The oldest first.
+    pub(super) fn older(&self) -> &[VersionDir] {
+        &self.older
+    }
+
+    /// From now on there are only the pins of this schema.
+    pub(super) fn forget_older(&mut self) {
+        self.older.clear();
     }
 
     pub(super) fn map(&self, name: &str) -> PathBuf {
@@ -77,7 +96,15 @@ impl PinDir {
 
     /// Of the program in force: whoever replaces it can put it back.
     pub(super) fn program(&self) -> PathBuf {
-        self.map(PROGRAM)
+        self.in_force(PROGRAM)
+    }
+
+    /// Where the pin of this name is that belongs to the program in force: in the newest directory that has a program.
+    pub(super) fn in_force(&self, name: &str) -> PathBuf {
+        let older = self.older.iter().rev().map(|version| &version.path);
+        let mut versions = std::iter::once(&self.version).chain(older);
+        let in_force = versions.find(|version| version.join(PROGRAM).exists()).unwrap_or(&self.version);
+        in_force.join(name)
     }
 
     pub(super) fn next_program(&self) -> PathBuf {
@@ -88,11 +115,14 @@ impl PinDir {
         self.version.join(link_name(mode, interface))
     }
 
+    /// Those of this schema first.
     pub(super) fn links(&self) -> Result<Vec<LinkPin>, DataplaneError> {
         let mut links = Vec::new();
-        for path in entries(&self.version)? {
-            if let Some((mode, interface)) = path.file_name().and_then(OsStr::to_str).and_then(parse_link_name) {
-                links.push(LinkPin { interface, mode, path });
+        for version in std::iter::once(&self.version).chain(self.older.iter().rev().map(|version| &version.path)) {
+            for path in entries(version)? {
+                if let Some((mode, interface)) = path.file_name().and_then(OsStr::to_str).and_then(parse_link_name) {
+                    links.push(LinkPin { interface, mode, path });
+                }
             }
         }
         Ok(links)
@@ -100,7 +130,7 @@ impl PinDir {
 
     /// Puts the pins of the new program and its policy maps in the place of the old ones.
     pub(super) fn promote_next(&self) -> Result<(), DataplaneError> {
-        let policy_maps = MAPS.iter().filter(|map| map.lifetime == Lifetime::Policy).map(|map| map.name);
+        let policy_maps = self.schema.maps.iter().filter(|map| map.lifetime == Lifetime::Policy).map(|map| map.name);
         for name in policy_maps.chain([PROGRAM]) {
             let (next, path) = (self.next_map(name), self.map(name));
             fs::rename(&next, &path).map_err(|source| pin_error("rename the pin", next, source))?;
@@ -109,14 +139,47 @@ impl PinDir {
     }
 }
 
-fn version_name() -> String {
-    format!("v{SCHEMA_VERSION}")
+fn version_name(number: u32) -> String {
+    format!("v{number}")
 }
 
-fn is_version_name(name: &OsStr) -> bool {
+pub(super) fn is_version_name(name: &OsStr) -> bool {
     name.to_str()
         .and_then(|name| name.strip_prefix('v'))
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// The directories of all schema versions.
+pub(super) fn versions(root: &Path) -> Result<Vec<PathBuf>, DataplaneError> {
+    let mut versions = entries(root)?;
+    versions.retain(|path| path.file_name().is_some_and(is_version_name));
+    Ok(versions)
+}
+
+/// Those of older schemas, the oldest first; an error when there is a newer one.
+fn older_versions(root: &Path, ours: u32) -> Result<Vec<VersionDir>, DataplaneError> {
+    let mut older = Vec::new();
+    for path in versions(root)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let pinned = name.trim_start_matches('v').to_owned();
+        match pinned.parse() {
+            Ok(number) if number < ours => older.push(VersionDir { number, path }),
+            Ok(number) if number == ours => {}
+            Ok(_) | Err(_) => return Err(DataplaneError::SchemaVersion { path: root.to_owned(), pinned, ours }),
+        }
+    }
+    older.sort_by_key(|version| version.number);
+    Ok(older)
+}
+
+pub(super) fn lock(version: &Path) -> Result<File, DataplaneError> {
+    let wrong = |source| pin_error("lock", version.to_owned(), source);
+    let directory = File::open(version).map_err(wrong)?;
+    match directory.try_lock() {
+        Ok(()) => Ok(directory),
+        Err(TryLockError::WouldBlock) => Err(DataplaneError::InUse { path: version.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(wrong(source)),
+    }
 }
 
 /// The BPF file system refuses names with a dot, which interface names may have.
@@ -124,7 +187,7 @@ fn link_name(mode: AttachedMode, interface: &str) -> String {
     format!("{LINK}{}-{}", mode.as_str(), interface.replace('%', "%25").replace('.', "%2e"))
 }
 
-fn parse_link_name(name: &str) -> Option<(AttachedMode, String)> {
+pub(super) fn parse_link_name(name: &str) -> Option<(AttachedMode, String)> {
     let (mode, interface) = name.strip_prefix(LINK)?.split_once('-')?;
     let mode = *AttachedMode::ALL.iter().find(|known| known.as_str() == mode)?;
     Some((mode, interface.replace("%2e", ".").replace("%25", "%")))
@@ -138,11 +201,16 @@ pub(super) fn pin_error(operation: &'static str, path: PathBuf, source: io::Erro
     DataplaneError::Pin { operation, path, source }
 }
 
+/// Whether a BPF file system that is mounted in the usual place would hold the directory.
+pub(super) fn can_be_mounted(pin_dir: &Path) -> Result<bool, DataplaneError> {
+    Ok(pin_dir.starts_with(BPFFS) && !is_bpffs(Path::new(BPFFS))?)
+}
+
 fn ensure_bpffs(pin_dir: &Path) -> Result<(), DataplaneError> {
     if is_bpffs(pin_dir)? {
         return Ok(());
     }
-    if !pin_dir.starts_with(BPFFS) || is_bpffs(Path::new(BPFFS))? {
+    if !can_be_mounted(pin_dir)? {
         return Err(DataplaneError::NoBpffs { path: pin_dir.to_owned() });
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -161,7 +229,7 @@ fn ensure_bpffs(pin_dir: &Path) -> Result<(), DataplaneError> {
 }
 
 /// Whether the path, or what exists of it, is on a BPF file system.
-fn is_bpffs(path: &Path) -> Result<bool, DataplaneError> {
+pub(super) fn is_bpffs(path: &Path) -> Result<bool, DataplaneError> {
     for ancestor in path.ancestors() {
         match statfs(ancestor) {
             Ok(found) => return Ok(found.filesystem_type() == BPF_FS_MAGIC),
@@ -172,20 +240,8 @@ fn is_bpffs(path: &Path) -> Result<bool, DataplaneError> {
     Ok(false)
 }
 
-fn refuse_other_versions(root: &Path) -> Result<(), DataplaneError> {
-    let ours = version_name();
-    for path in entries(root)? {
-        let Some(name) = path.file_name().filter(|name| is_version_name(name)) else { continue };
-        if name != ours.as_str() {
-            let pinned = name.to_string_lossy().trim_start_matches('v').to_owned();
-            return Err(DataplaneError::SchemaVersion { path: root.to_owned(), pinned, ours: SCHEMA_VERSION });
-        }
-    }
-    Ok(())
-}
-
 /// What is in a directory, sorted; nothing when it does not exist.
-fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataplaneError> {
+pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataplaneError> {
     let read = || -> io::Result<Vec<PathBuf>> {
         let mut paths = fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
         paths.sort();
@@ -235,104 +291,6 @@ impl Drop for CreatedPins {
     }
 }
 
-/// What [`unpin`] has removed.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Unpinned {
-    pub links: usize,
-    pub maps: usize,
-    /// Interfaces whose link something else still holds.
-    pub still_attached: Vec<String>,
-}
-
-/// Detaches and removes everything under the pin directory, of whichever schema version. Needs no agent, and no
-/// object.
-pub fn unpin(pin_dir: &Path) -> Result<Unpinned, DataplaneError> {
-    let mut unpinned = Unpinned::default();
-    let mut detaching = Vec::new();
-    for version in entries(pin_dir)? {
-        if !version.file_name().is_some_and(is_version_name) {
-            continue;
-        }
-        let (links, maps): (Vec<_>, Vec<_>) = entries(&version)?.into_iter().partition(|path| is_link(path));
-        for link in links {
-            detaching.extend(Detaching::open(&link));
-            remove(&link)?;
-            unpinned.links += 1;
-        }
-        for map in maps {
-            remove(&map)?;
-            unpinned.maps += usize::from(!map.ends_with(PROGRAM));
-        }
-        fs::remove_dir(&version).map_err(|source| pin_error("remove the directory", version, source))?;
-    }
-    match fs::remove_dir(pin_dir) {
-        Ok(()) => {}
-        // Somebody else's files, a mount point, or nothing was there.
-        Err(error)
-            if matches!(
-                error.raw_os_error().map(Errno::from_raw),
-                Some(Errno::ENOTEMPTY | Errno::EBUSY | Errno::ENOENT | Errno::EPERM)
-            ) => {}
-        Err(source) => return Err(pin_error("remove the directory", pin_dir.to_owned(), source)),
-    }
-    let held = detaching.into_iter().filter(|link| !link.is_gone_soon());
-    unpinned.still_attached = held.map(|link| link.interface).collect();
-    Ok(unpinned)
-}
-
-fn is_link(path: &Path) -> bool {
-    path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(LINK))
-}
-
-fn remove(path: &Path) -> Result<(), DataplaneError> {
-    fs::remove_file(path).map_err(|source| pin_error("remove the pin", path.to_owned(), source))
-}
-
-/// A link whose pin is being removed.
-struct Detaching {
-    interface: String,
-    link_id: u32,
-    program_id: u32,
-}
-
-impl Detaching {
-    /// `None` when the pin is no link.
-    fn open(path: &Path) -> Option<Self> {
-        let (_, interface) = path.file_name().and_then(OsStr::to_str).and_then(parse_link_name)?;
-        let link = FdLink::from(PinnedLink::from_pin(path).ok()?).info().ok()?;
-        Some(Self { interface, link_id: link.id(), program_id: link.program_id() })
-    }
-
-    /// The kernel detaches after the last reference is gone, in a worker of its own: first the link's id goes, then
-    /// the program. Whether both have gone within a second.
-    fn is_gone_soon(&self) -> bool {
-        let waiting = Stopwatch::start();
-        loop {
-            let has_link = aya::programs::loaded_links().flatten().any(|link| link.id() == self.link_id);
-            // An interface that is gone runs nothing.
-            let runs = link_state::program_id(&self.interface).ok().flatten() == Some(self.program_id);
-            if !has_link && !runs {
-                return true;
-            }
-            if waiting.elapsed() > Duration::from_secs(1) {
-                return false;
-            }
-            thread::park_timeout(Duration::from_millis(1));
-        }
-    }
-}
-
-/// Removes a pinned link and waits until the kernel has detached it.
-pub(super) fn detach(link: &LinkPin) -> Result<(), DataplaneError> {
-    let detaching = Detaching::open(&link.path);
-    remove(&link.path)?;
-    if detaching.is_some_and(|detaching| !detaching.is_gone_soon()) {
-        tracing::warn!(target: "limiter::dataplane", "the link of {} is removed, but still held", link.interface);
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -354,17 +312,26 @@ mod tests {
     }
 
     #[test]
-    fn refuses_pins_of_another_schema() {
+    fn older_schemas_are_found_and_newer_ones_are_refused() {
         let root = tempfile::tempdir().unwrap();
-        fs::create_dir(root.path().join("v4711")).unwrap();
-        let error = refuse_other_versions(root.path()).unwrap_err().to_string();
-        assert!(error.contains("use schema 4711, this agent needs") && error.contains("limiter unpin"), "{error}");
+        for name in ["v2", "v1", "v10", "v12", "vlan", "v"] {
+            fs::create_dir(root.path().join(name)).unwrap();
+        }
+        let older = older_versions(root.path(), 12).unwrap();
+        assert_eq!(older.iter().map(|version| version.number).collect::<Vec<_>>(), [1, 2, 10]);
+        for newer in ["v13", "v4294967296"] {
+            fs::create_dir(root.path().join(newer)).unwrap();
+            let error = older_versions(root.path(), 12).unwrap_err().to_string();
+            let says = format!("use schema {}, this agent needs 12", newer.trim_start_matches('v'));
+            assert!(error.contains(&says) && error.contains("limiter unpin"), "{error}");
+            fs::remove_dir(root.path().join(newer)).unwrap();
+        }
     }
 
     #[test]
     fn a_directory_elsewhere_is_no_bpf_file_system() {
         let root = tempfile::tempdir().unwrap();
-        let error = PinDir::prepare(&root.path().join("limiter")).unwrap_err();
+        let error = PinDir::prepare(&root.path().join("limiter"), Schema::default()).unwrap_err();
         assert!(matches!(error, DataplaneError::NoBpffs { .. }), "{error}");
         assert!(!root.path().join("limiter").exists());
     }

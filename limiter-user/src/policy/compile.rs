@@ -3,7 +3,7 @@
 mod shape;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt::Display,
     path::Path,
     sync::Arc,
@@ -17,7 +17,7 @@ use limiter_common::{
     rule::EnforcementMode,
     schema::{MAX_ACL_PREFIXES, MAX_RULE_PREFIXES},
     sliding_window::BurstFactor,
-    stats::{NO_RULE, RULE_SLOTS},
+    stats::RULE_SLOTS,
 };
 
 use self::shape::Shape;
@@ -33,7 +33,7 @@ use crate::config::{
 };
 
 /// Rules of both kinds share the slots of the kernel's counters.
-const MAX_RULES: usize = (RULE_SLOTS - 1 - NO_RULE) as usize;
+const MAX_RULES: usize = RULE_SLOTS as usize - 1;
 /// Above this, Lua's numbers (and those of JSON readers) are not exact.
 const MAX_CEILING: u64 = 1 << 53;
 /// Below, the clocks of hosts and the sync interval blur the window; above, a counter is a yearly quota and more.
@@ -55,7 +55,7 @@ pub(super) fn compile(path: &Path, text: &str) -> Result<Policy, ConfigErrors> {
 
 fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let (allow, deny) = (acl(raw.allow.as_ref()), acl(raw.deny.as_ref()));
-    let allowed: HashSet<IpNet> = allow.iter().map(|prefix| prefix.cidr).collect();
+    let allowed = Allowed::new(allow.iter().map(|prefix| prefix.cidr));
     check_deny(&allowed, &deny);
     let plans = raw.plans.as_ref().map(plans).unwrap_or_default();
     let (endpoints, endpoint_names) = endpoints(raw.endpoints.as_ref());
@@ -74,7 +74,7 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
         value.error(format_args!("{count} rules and packet rules together: at most {MAX_RULES} fit"));
     }
     if let Some(value) = &raw.packet_rules {
-        check_capacity(value, packet_rules.iter().map(|rule| rule.cidr), MAX_RULE_PREFIXES);
+        check_capacity(value, packet_rules.iter().flat_map(|rule| rule.cidrs.iter().copied()), MAX_RULE_PREFIXES);
     }
     let prefixes = |acl: Vec<AclPrefix<'_>>| acl.into_iter().map(|prefix| prefix.cidr).collect();
     Policy { rules, endpoints, plans, packet_rules, allow: prefixes(allow), deny: prefixes(deny) }
@@ -147,17 +147,34 @@ fn check_capacity(value: &Value<'_>, prefixes: impl Iterator<Item = IpNet>, capa
 }
 
 /// Allow wins, so a deny prefix within an allowed one would never act.
-fn check_deny(allowed: &HashSet<IpNet>, deny: &[AclPrefix<'_>]) {
+fn check_deny(allowed: &Allowed, deny: &[AclPrefix<'_>]) {
     for AclPrefix { value, cidr } in deny {
-        if let Some(around) = allowed_around(allowed, *cidr) {
+        if let Some(around) = allowed.around(*cidr) {
             value.error(format_args!("{cidr} would never be denied: allow has {around}, and allow wins"));
         }
     }
 }
 
-/// The longest allow prefix that contains all of `cidr`.
-fn allowed_around(allowed: &HashSet<IpNet>, cidr: IpNet) -> Option<IpNet> {
-    std::iter::successors(Some(cidr), IpNet::supernet).find(|net| allowed.contains(net))
+/// Allow prefixes, to be found by what they contain.
+struct Allowed {
+    prefixes: HashSet<IpNet>,
+    /// The lengths that any of them has, the longest first: there are few, and a search need not try others.
+    lengths: Vec<u8>,
+}
+
+impl Allowed {
+    fn new(prefixes: impl Iterator<Item = IpNet>) -> Self {
+        let prefixes: HashSet<_> = prefixes.collect();
+        let lengths: BTreeSet<u8> = prefixes.iter().map(IpNet::prefix_len).collect();
+        Self { prefixes, lengths: lengths.into_iter().rev().collect() }
+    }
+
+    /// The longest that contains all of `cidr`.
+    fn around(&self, cidr: IpNet) -> Option<IpNet> {
+        let lengths = self.lengths.iter().filter(|len| **len <= cidr.prefix_len());
+        let wider = lengths.filter_map(|len| Some(IpNet::new(cidr.addr(), *len).ok()?.trunc()));
+        wider.into_iter().find(|net| self.prefixes.contains(net))
+    }
 }
 
 fn plans(value: &Value<'_>) -> Vec<Arc<str>> {
@@ -380,18 +397,14 @@ fn packet_rule(
     raw: &RawPacketRule<'_>,
     ids: &mut Names,
     cidrs: &mut HashMap<IpNet, Arc<str>>,
-    allowed: &HashSet<IpNet>,
+    allowed: &Allowed,
 ) -> Option<PacketRuleSpec> {
     let id = ids.take(raw.id.as_ref(), &raw.place, "id");
-    let cidr = required(raw.cidr.as_ref(), &raw.place, "cidr").and_then(|value| {
-        let cidr = value.parsed("a prefix", prefix)?;
-        if let Some(other) = cidrs.insert(cidr, id.clone().unwrap_or_default()) {
-            value.error(format_args!("{cidr} is the prefix of the packet rule \"{other}\" already"));
-        }
-        if let Some(around) = allowed_around(allowed, cidr) {
-            value.error(format_args!("{cidr} would never be limited: allow has {around}, and allow wins"));
-        }
-        Some(cidr)
+    let own = required(raw.cidr.as_ref(), &raw.place, "cidr").and_then(|value| {
+        let prefixes = one_or_more(value)?;
+        let own = prefixes.iter().filter_map(|value| packet_rule_prefix(value, id.as_ref(), cidrs, allowed));
+        let own: Vec<_> = own.collect();
+        (!own.is_empty()).then_some(own)
     });
     let limits =
         [(&raw.packets, Counted::Events), (&raw.bytes, Counted::Bytes), (&raw.new_connections, Counted::Events)];
@@ -400,7 +413,41 @@ fn packet_rule(
     }
     let [packets, bytes, new_connections] =
         limits.map(|(limit, counted)| limit.as_ref().and_then(|limit| packet_limit(limit, counted)));
-    Some(PacketRuleSpec { id: id?, cidr: cidr?, packets, bytes, new_connections, mode: mode(raw.mode.as_ref()) })
+    Some(PacketRuleSpec { id: id?, cidrs: own?, packets, bytes, new_connections, mode: mode(raw.mode.as_ref()) })
+}
+
+/// A value that stands for itself, or those of a list.
+fn one_or_more<'d>(value: &Value<'d>) -> Option<Vec<Value<'d>>> {
+    if value.as_str().is_some() {
+        return Some(vec![value.clone()]);
+    }
+    let elements = value.list_or("a prefix, or a list of prefixes")?;
+    if elements.is_empty() {
+        value.error("is empty, so nothing would ever be limited: name a prefix, or remove the rule");
+    }
+    Some(elements)
+}
+
+fn packet_rule_prefix(
+    value: &Value<'_>,
+    id: Option<&Arc<str>>,
+    cidrs: &mut HashMap<IpNet, Arc<str>>,
+    allowed: &Allowed,
+) -> Option<IpNet> {
+    let cidr = value.parsed("a prefix", prefix)?;
+    if let Some(id) = id
+        && let Some(other) = cidrs.insert(cidr, Arc::clone(id))
+    {
+        if other == *id {
+            value.error(format_args!("{cidr} is named twice"));
+        } else {
+            value.error(format_args!("the packet rules \"{other}\" and \"{id}\" both have the prefix {cidr}"));
+        }
+    }
+    if let Some(around) = allowed.around(cidr) {
+        value.error(format_args!("{cidr} would never be limited: allow has {around}, and allow wins"));
+    }
+    Some(cidr)
 }
 
 /// `None` for "unlimited", and for a mistake.

@@ -18,6 +18,11 @@ fn packet_rule(fields: &str) -> String {
     format!("[[packet_rules]]\nid = \"p\"\ncidr = \"0.0.0.0/0\"\n{fields}\n")
 }
 
+/// A packet rule with these prefixes.
+fn cidrs(value: &str) -> String {
+    format!("[[packet_rules]]\nid = \"p\"\ncidr = {value}\npackets = \"unlimited\"\n")
+}
+
 fn quota(count: u64, per_ns: u64, burst: u64) -> Option<Quota> {
     Some(Quota { rate: Rate { count, per_ns }, burst })
 }
@@ -366,7 +371,19 @@ fn bad_policies_are_refused_with_line_and_key() {
         ),
         (
             two("packets = \"unlimited\"", "packets = \"unlimited\"").replacen("\"p\"", "\"q\"", 1),
-            "7: packet_rules[1].cidr: 0.0.0.0/0 is the prefix of the packet rule \"q\" already",
+            "7: packet_rules[1].cidr: the packet rules \"q\" and \"p\" both have the prefix 0.0.0.0/0",
+        ),
+        (cidrs("[]"), "3: packet_rules[0].cidr: is empty, so nothing would ever be limited: name a prefix, or remove the rule"),
+        (cidrs("5"), "3: packet_rules[0].cidr: expected a prefix, or a list of prefixes, found an integer"),
+        (cidrs("[\"::/0\", 5]"), "3: packet_rules[0].cidr[1]: expected a prefix, found an integer"),
+        (cidrs("[\"::/0\", \"192.0.2.1\", \"::/0\"]"), "3: packet_rules[0].cidr[2]: ::/0 is named twice"),
+        (
+            format!("{}{}", cidrs("[\"::/0\", \"10.0.0.0/8\"]").replacen("\"p\"", "\"q\"", 1), cidrs("[\n\"10.0.0.0/8\"]")),
+            "8: packet_rules[1].cidr[0]: the packet rules \"q\" and \"p\" both have the prefix 10.0.0.0/8",
+        ),
+        (
+            format!("allow = [\"10.0.0.0/8\"]\n{}", cidrs("[\"::/0\", \"10.1.2.3\"]")),
+            "4: packet_rules[0].cidr[1]: 10.1.2.3/32 would never be limited: allow has 10.0.0.0/8, and allow wins",
         ),
     ] {
         let errors = parse(&text).expect_err(&text);
@@ -402,9 +419,23 @@ fn rules_of_both_kinds_share_the_kernels_slots() {
         let rule = |n| format!("[[rules]]\nid = \"r{n}\"\nscope = \"ip\"\nlimit = 1\nwindow = \"1s\"\n");
         (0..count).map(rule).collect::<String>() + &packet_rule("packets = \"unlimited\"")
     };
-    assert!(parse(&rules(1022)).is_ok());
-    let errors = parse(&rules(1023)).unwrap_err().to_string();
-    assert!(errors.ends_with("packet_rules: 1024 rules and packet rules together: at most 1023 fit"), "{errors}");
+    assert!(parse(&rules(32_766)).is_ok());
+    let errors = parse(&rules(32_767)).unwrap_err().to_string();
+    assert!(errors.ends_with("packet_rules: 32768 rules and packet rules together: at most 32767 fit"), "{errors}");
+}
+
+#[test]
+fn a_packet_rule_can_have_several_prefixes() {
+    let policy = parse(&cidrs("[\"192.0.2.0/24\", \"::/0\", \"203.0.113.7\"]")).unwrap();
+    let expected = ["192.0.2.0/24", "::/0", "203.0.113.7/32"].map(|prefix| prefix.parse().unwrap());
+    assert_eq!(policy.packet_rules[0].cidrs, expected);
+}
+
+#[test]
+fn prefixes_of_packet_rules_over_the_maps_capacity_are_refused() {
+    let list: String = (0..=16_384u32).map(|n| format!("\"{}\",", std::net::Ipv4Addr::from(n << 8))).collect();
+    let errors = parse(&cidrs(&format!("[{list}\"::1\"]"))).unwrap_err().to_string();
+    assert_eq!(errors, format!("{FILE}:1: packet_rules: 16385 IPv4 prefixes: at most 16384 fit"));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use redis::{
 use self::{calls::Calls, connection::Connection, script::Script};
 pub use self::{
     calls::{CallStats, DURATION_BOUNDS_US},
+    examine::{Examination, ServerFacts, examine_now},
     key::redis_key,
     script::SyncReply,
 };
@@ -20,6 +21,7 @@ use crate::{clock::Stopwatch, config::Secret};
 
 mod calls;
 mod connection;
+mod examine;
 mod key;
 mod script;
 

@@ -1,0 +1,55 @@
+//! The files of the agent.
+
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use super::{finding::Seen, host::Host};
+use crate::exit::Exit;
+
+pub(super) fn valid(host: &Host) -> Seen {
+    match &host.checked {
+        Ok(checked) => Seen::ok(format!(
+            "{} and {} are valid",
+            checked.config.path.display(),
+            checked.config.policy.file.display()
+        )),
+        Err(errors) => {
+            let remedy = if errors.exit() == Exit::NoPermission {
+                "run as root or as the agent's user, or let this user read the file"
+            } else {
+                "correct what is named, until \"limiter validate\" is content"
+            };
+            Seen::error(errors.exit(), errors.to_string(), remedy)
+        }
+    }
+}
+
+/// The secret itself is refused when others may read it; whoever may write the key file can let himself in, or lock
+/// others out.
+pub(super) fn key_file(host: &Host) -> Seen {
+    const GROUP_OR_OTHERS_WRITE: u32 = 0o022;
+    let Some(config) = &host.config else { return Seen::ok("not looked at: the configuration is not known") };
+    let file = &config.identity.key_file;
+    match fs::metadata(file) {
+        Ok(metadata) if metadata.permissions().mode() & GROUP_OR_OTHERS_WRITE != 0 => Seen::warning(
+            format!(
+                "{} can be written to by others (mode {:04o})",
+                file.display(),
+                metadata.permissions().mode() & 0o7777
+            ),
+            format!("chmod go-w {}", file.display()),
+        ),
+        Ok(_) => Seen::ok(format!("{} is written to by its owner alone", file.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Seen::ok(format!("{} is not there: there are no API keys", file.display()))
+        }
+        Err(error) => Seen::unseen(format!("{}: {error}", file.display())),
+    }
+}
+
+pub(super) fn packet_layer(host: &Host) -> Seen {
+    if host.wants_packets() {
+        Seen::ok("wanted")
+    } else {
+        Seen::ok("off: xdp.interfaces is empty, so requests alone are limited, and the kernel is not looked at")
+    }
+}

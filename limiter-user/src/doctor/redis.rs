@@ -1,0 +1,147 @@
+//! The Redis that counters are shared through.
+
+use std::time::Duration;
+
+use super::{finding::Seen, host::Host};
+use crate::{
+    agent::redis_config,
+    clock::SharedClock,
+    config,
+    exit::Exit,
+    store::{
+        StoreError,
+        redis::{Examination, examine_now},
+    },
+};
+
+/// More than the agent gives a call: to say that a server is slow, one has to wait for it.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Windows of two nodes whose clocks differ by more than this would begin at different times, were the server's clock
+/// not the one that counts; people who read `X-RateLimit-Reset` see the difference.
+const CLOCK_TOLERANCE_MS: u64 = 1000;
+
+pub(super) fn examine(config: &config::RedisConfig) -> Result<Examination, String> {
+    let clock = SharedClock::new();
+    examine_now(&redis_config(config), PATIENCE, || clock.local().get()).map_err(|error| error.to_string())
+}
+
+pub(super) fn reachable(host: &Host) -> Seen {
+    let (Some(config), Some(examined)) = (host.redis_config(), host.redis()) else { return not_in_use() };
+    let name = &config.url;
+    let examined = match examined {
+        Ok(examined) => examined,
+        Err(error) => return Seen::unseen(format!("{name}: {error}")),
+    };
+    match &examined.round_trip {
+        Ok(round_trip) => {
+            let version = examined.facts.as_ref().map_or("of a version it does not tell", |facts| &facts.version);
+            let found = format!("{name} answers in {} us, Redis {version}", round_trip.as_micros());
+            if *round_trip >= config.timeout {
+                return Seen::warning(
+                    format!("{found}, and store.redis.timeout is {} ms", config.timeout.as_millis()),
+                    "use a Redis in the same data centre, or raise store.redis.timeout",
+                );
+            }
+            if major(version).is_some_and(|major| major < 6) {
+                return Seen::error(Exit::Unavailable, found, "upgrade Redis to version 6 or later");
+            }
+            Seen::ok(found)
+        }
+        Err(StoreError::Unavailable { reason, .. } | StoreError::BadReply { reason, .. }) => {
+            Seen::error(Exit::Unavailable, format!("{name}: {reason}"), remedy(reason))
+        }
+        Err(StoreError::Timeout { .. }) => Seen::error(
+            Exit::Unavailable,
+            format!("{name} does not answer within {} s", PATIENCE.as_secs()),
+            remedy(""),
+        ),
+    }
+}
+
+fn remedy(reason: &str) -> &'static str {
+    let reason = reason.to_ascii_lowercase();
+    let is_of_password = ["wrongpass", "noauth", "password", "authentication"].iter().any(|word| reason.contains(word));
+    if is_of_password {
+        "set store.redis.username and store.redis.password_file to what Redis knows (ACL LIST, requirepass)"
+    } else {
+        "start Redis, or correct store.redis.urls; check with: redis-cli -u URL ping"
+    }
+}
+
+fn major(version: &str) -> Option<u32> {
+    version.split('.').next()?.parse().ok()
+}
+
+pub(super) fn eviction(host: &Host) -> Seen {
+    let Some(examined) = answering(host) else { return not_examined(host) };
+    let facts = examined.facts.as_ref();
+    match facts.and_then(|facts| facts.maxmemory_policy.as_deref()) {
+        Some("noeviction") => Seen::ok("maxmemory-policy is noeviction"),
+        Some(policy) => Seen::warning(
+            match facts.map_or(0, |facts| facts.maxmemory) {
+                0 => format!("maxmemory-policy is {policy}; maxmemory is not set, so it does not act yet"),
+                bytes => format!("maxmemory-policy is {policy}, with a maxmemory of {bytes} bytes"),
+            },
+            "redis-cli config set maxmemory-policy noeviction, and the same in redis.conf",
+        ),
+        None => Seen::warning(
+            "the server does not tell its maxmemory-policy: this user may not run INFO",
+            "check on the server: redis-cli config get maxmemory-policy",
+        ),
+    }
+}
+
+pub(super) fn permissions(host: &Host) -> Seen {
+    let Some(examined) = answering(host) else { return not_examined(host) };
+    if examined.refused.is_empty() {
+        return Seen::ok("this user may load and call the scripts, which may read and write counters");
+    }
+    Seen::error(
+        Exit::Unavailable,
+        format!("refused: {}", examined.refused.join("; ")),
+        "redis-cli acl setuser USER '~rl:*' +@read +@write +@scripting +time +info +ping; a read-only replica is not \
+         written to: name its primary in store.redis.urls",
+    )
+}
+
+pub(super) fn topology(host: &Host) -> Seen {
+    let Some(examined) = answering(host) else { return not_examined(host) };
+    match &examined.facts {
+        Some(facts) if facts.is_cluster => Seen::error(
+            Exit::Config,
+            "the server is part of a cluster, and store.redis.mode is \"standalone\"",
+            "name a server with cluster-enabled no in store.redis.urls",
+        ),
+        Some(_) => Seen::ok("standalone, as store.redis.mode says"),
+        None => {
+            Seen::warning("the server does not tell: this user may not run INFO", "redis-cli acl setuser USER +info")
+        }
+    }
+}
+
+pub(super) fn clock(host: &Host) -> Seen {
+    let Some(examined) = answering(host) else { return not_examined(host) };
+    let Some(offset_us) = examined.clock_offset_us else { return Seen::unseen("the server does not tell its time") };
+    let offset_ms = offset_us.unsigned_abs() / 1000;
+    let found = format!("the clocks of this host and of Redis differ by {offset_ms} ms");
+    if offset_ms <= CLOCK_TOLERANCE_MS {
+        Seen::ok(found)
+    } else {
+        Seen::warning(found, "synchronise both hosts: timedatectl set-ntp true")
+    }
+}
+
+fn answering(host: &Host) -> Option<&Examination> {
+    host.redis()?.as_ref().ok().filter(|examined| examined.round_trip.is_ok())
+}
+
+fn not_in_use() -> Seen {
+    Seen::ok("not in use: store.kind is \"memory\"")
+}
+
+fn not_examined(host: &Host) -> Seen {
+    match host.redis_config() {
+        None => not_in_use(),
+        Some(_) => Seen::warning("not seen: Redis does not answer", "see the check redis"),
+    }
+}
