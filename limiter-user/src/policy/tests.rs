@@ -116,6 +116,48 @@ fn each_algorithm_has_its_parameters() {
 }
 
 #[test]
+fn a_limit_of_any_size_is_an_error_or_what_it_says() {
+    let limits = [0, 1, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 1, (1 << 32) + 1, 1 << 53, (1 << 53) + 1];
+    let mut accepted = 0;
+    for limit in limits.into_iter().chain([u64::MAX >> 1, u64::MAX]) {
+        for window in ["1ms", "1s", "1h", "100d", "366d"] {
+            for (name, burst) in [
+                ("sliding_window", None),
+                ("fixed_window", None),
+                ("sliding_log", None),
+                ("token_bucket", None),
+                ("leaky_bucket", Some(5)),
+            ] {
+                let burst_field = burst.map_or_else(String::new, |burst| format!("burst = {burst}"));
+                let text = rule(&format!("limit = {limit}\nalgorithm = \"{name}\"\n{burst_field}"))
+                    .replace("\"1s\"", &format!("\"{window}\""));
+                match parse(&text) {
+                    Ok(policy) => {
+                        accepted += 1;
+                        let most = burst.map_or(limit, |burst| burst + 1);
+                        assert_eq!(policy.rules[0].limit.ceiling(), Some(most), "{text}");
+                    }
+                    Err(errors) => {
+                        let errors = errors.to_string();
+                        let is_right = match (limit, name) {
+                            (0, _) => errors.contains("limit is 0"),
+                            (limit, _) if limit > 1 << 53 => errors.contains("2^53") || errors.contains("too large"),
+                            (_, "sliding_log") => limit > 10_000 && errors.contains("10000 at most"),
+                            (_, "token_bucket" | "leaky_bucket") => {
+                                errors.contains("too high for a bucket") || errors.contains("more than 104 days")
+                            }
+                            _ => false,
+                        };
+                        assert!(is_right && errors.contains("rules[0].limit: "), "{text}: {errors}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(accepted >= 100, "{accepted}");
+}
+
+#[test]
 fn default_bursts_are_a_second_and_at_least_one_packet() {
     for (limit, expected) in [
         ("packets = { rate = \"100/s\" }", quota(100, SECOND_NS, 100)),

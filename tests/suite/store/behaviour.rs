@@ -316,10 +316,19 @@ async fn no_parameter_means_unlimited<F: Fixture>() {
     let extremes = [0, 1, (1 << 31) - 1, (1 << 32) + 1, 1 << 53, (1 << 53) + 1, 1 << 63, u64::MAX];
     for window_us in extremes.into_iter().filter(|&window| window >= F::SHORTEST_WINDOW_US) {
         for ceiling in extremes {
-            for cost in extremes.into_iter().filter(|&cost| cost >= 1) {
-                let key = user(&format!("{window_us} {ceiling} {cost}"), "extremes");
-                let cells =
-                    [Cell { key, algorithm: Algorithm::sliding_window(window_us, ceiling), cost, enforced: true }];
+            let token_bucket = Bucket::new(ceiling, window_us, ceiling)
+                .map(|bucket| ("token_bucket", Algorithm::TokenBucket { bucket, window_us }));
+            let algorithms = [
+                Some(("sliding_window", Algorithm::sliding_window(window_us, ceiling))),
+                Some(("fixed_window", fixed_window(ceiling, window_us))),
+                // What cannot be a bucket is an error where the policy is read.
+                token_bucket.ok(),
+            ];
+            let costs = extremes.into_iter().filter(|&cost| cost >= 1);
+            let all = algorithms.into_iter().flatten().flat_map(|named| costs.clone().map(move |cost| (named, cost)));
+            for ((name, algorithm), cost) in all {
+                let key = user(&format!("{name} {window_us} {ceiling} {cost}"), "extremes");
+                let cells = [Cell { key, algorithm, cost, enforced: true }];
                 let mut left = ceiling;
                 for _ in 0..3 {
                     let answer = check(fixture.store(), T0, &cells).await[0];
