@@ -1,7 +1,10 @@
 //! What holds of source keys, whatever the addresses and the prefix lengths.
 
-use limiter_common::addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6, aggregate_index};
-use limiter_common::schema::AGGREGATES;
+use limiter_common::{
+    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
+    aggregate::index,
+    schema::{AGGREGATE_ROW, AGGREGATES},
+};
 
 /// # Panics
 ///
@@ -28,9 +31,9 @@ fn ipv4(one: [u8; 4], other: [u8; 4], len: u8, seed: u64) {
     assert_eq!(key == other_key, prefix(one) == prefix(other), "{one:?} and {other:?} by /{len}");
     assert_eq!(prefix(key.octets()), prefix(one));
     assert_eq!(SrcKeyV4::new(key.octets(), mask), key);
-    assert!(aggregate_index::v4(one, seed) < AGGREGATES);
+    one_in_each_row(index::v4(one, seed));
     if one[..3] == other[..3] {
-        assert_eq!(aggregate_index::v4(one, seed), aggregate_index::v4(other, seed));
+        assert_eq!(index::v4(one, seed), index::v4(other, seed));
     }
 }
 
@@ -44,8 +47,12 @@ fn ipv6(one: [u8; 16], other: [u8; 16], len: u8, seed: u64) {
     assert_eq!(key == other_key, prefix(one) == prefix(other), "{one:?} and {other:?} by /{len}");
     assert_eq!(prefix(key.octets()), prefix(one));
     assert_eq!(SrcKeyV6::new(key.octets(), mask), key);
-    assert!(aggregate_index::v6(one, seed) < AGGREGATES);
+    one_in_each_row(index::v6(one, seed));
     if one[..6] == other[..6] {
-        assert_eq!(aggregate_index::v6(one, seed), aggregate_index::v6(other, seed));
+        assert_eq!(index::v6(one, seed), index::v6(other, seed));
     }
+}
+
+fn one_in_each_row([first, second]: [u32; 2]) {
+    assert!(first < AGGREGATE_ROW && (AGGREGATE_ROW..AGGREGATES).contains(&second), "{first} and {second}");
 }

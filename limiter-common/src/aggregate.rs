@@ -9,11 +9,13 @@
 use crate::{
     gcra::{GcraParams, TICKS_PER_NS},
     rule::Bucket,
-    schema::AGGREGATE_ROW,
+    schema::{AGGREGATE_ROW, AGGREGATES},
 };
 
 /// Rows of the array, and so the number of buckets that a neighbourhood has.
 pub const ROWS: usize = 2;
+
+const _: () = assert!(ROWS * AGGREGATE_ROW as usize == AGGREGATES as usize);
 
 /// An aggregate bucket. Map value, updated in place by compare-and-swap on each number.
 #[repr(C)]

@@ -4,7 +4,7 @@
 use crate::{
     acl::AclEntry,
     addr::{SrcKeyV4, SrcKeyV6},
-    aggregate::{Aggregate, ROWS},
+    aggregate::Aggregate,
     budget::Budget,
     rule::{Bucket, PacketRule},
     stats::{Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
@@ -23,8 +23,8 @@ pub const MAX_BUDGETS: u32 = 65_536;
 pub const DEFAULT_MAX_SOURCES: u32 = 524_288;
 /// Places in a row of the buckets that new sources share when too many are new.
 pub const AGGREGATE_ROW: u32 = 131_072;
-/// All rows: fixed, 8 MB.
-pub const AGGREGATES: u32 = AGGREGATE_ROW * ROWS as u32;
+/// Both rows: fixed, 8 MB.
+pub const AGGREGATES: u32 = 2 * AGGREGATE_ROW;
 /// Words of the protected-port bitmap: 65,536 bits for TCP, then as many for UDP.
 pub const PORT_WORDS: u32 = 2 * 65_536 / 64;
 

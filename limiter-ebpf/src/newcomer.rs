@@ -8,38 +8,54 @@ use limiter_common::{
 
 use crate::{
     globals,
-    maps::{self, AggregateState, Tat},
+    maps::{self, AggregateState, BucketState, Tat},
+    packet,
     rate_limit::{self, Charge, Cost, Limits},
     source::Family,
 };
 
+/// How often an update is tried while other CPUs change a bucket that many share.
+const ATTEMPTS: u32 = 4;
+
 const RESERVE: GcraParams = aggregate::creation_reserve();
 
-/// Takes the packet's cost from a bucket that is made for its source now, or else from those of its neighbourhood.
+/// The buckets of a neighbourhood. The places are always in range; whoever has no bucket is not let through.
 #[inline(always)]
-pub(crate) fn take<F: Family>(
-    source: F,
-    key: &F::Key,
-    limits: &Limits,
-    cost: Cost,
-    now: u64,
-) -> Result<(), DropReason> {
+fn neighbourhood<F: Family>(source: F) -> Option<[AggregateState; ROWS]> {
     let [first, second] = source.aggregates();
-    // The places are always in range; whoever has no bucket is not let through.
-    let (Some(first), Some(second)) = (maps::aggregate(first), maps::aggregate(second)) else {
-        return Err(DropReason::NewSources);
-    };
-    let neighbourhood = [first, second];
-    if may_create(&neighbourhood, now) {
-        F::create_bucket(key, now);
-        if let Some(bucket) = F::bucket(key) {
-            return rate_limit::take(bucket, limits, cost, now);
-        }
+    Some([maps::aggregate(first)?, maps::aggregate(second)?])
+}
+
+/// A bucket that is made for a source now, if it may have one.
+#[inline(always)]
+pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, now: u64) -> Option<BucketState> {
+    if !may_create(&neighbourhood(source)?, now) {
+        return None;
     }
+    F::create_bucket(key, now);
+    F::bucket(key)
+}
+
+/// Takes the packet's cost from the buckets of its neighbourhood.
+#[inline(always)]
+pub(crate) fn share<F: Family>(source: F, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
+    let neighbourhood = neighbourhood(source).ok_or(DropReason::NewSources)?;
     // Charged to each that has room, so that a neighbourhood by itself has one quota and not two.
-    let taken = rate_limit::take(first.bucket, limits, cost, now);
-    let taken_too = rate_limit::take(second.bucket, limits, cost, now);
-    if taken_too.is_ok() { Ok(()) } else { taken.map_err(of_new_source) }
+    let (mut passed, mut contended) = (0, 0);
+    for aggregate in neighbourhood {
+        match rate_limit::take::<ATTEMPTS>(aggregate.bucket, limits, cost, now) {
+            Ok(()) => passed = 1,
+            Err(reason) => contended |= usize::from(is_contended(reason)),
+        }
+        // So that the verifier walks the second bucket once, and not once for every outcome of the first.
+        passed = packet::forget(passed, cost.bytes);
+        contended = packet::forget(contended, cost.bytes);
+    }
+    match (passed, contended) {
+        (0, 0) => Err(DropReason::NewSources),
+        (0, _) => Err(DropReason::Contended),
+        _ => Ok(()),
+    }
 }
 
 /// Takes one bucket from the budget for new ones: anybody while there is plenty, and then who has made none lately.
@@ -53,14 +69,22 @@ fn may_create(neighbourhood: &[AggregateState; ROWS], now: u64) -> bool {
         return false;
     }
     let quota = globals::CREATION_QUOTA.load();
-    if one(tat, &quota).commit(now).is_err() {
+    if one(tat, &quota).commit::<ATTEMPTS>(now).is_err() {
         return false;
     }
     // Remembered in both; where one is not free it is another neighbourhood's.
     for aggregate in neighbourhood {
-        let _noted = one(aggregate.creation, &RESERVE).commit(now);
+        note(aggregate.creation, now);
     }
     true
+}
+
+/// Once only: where another CPU was quicker, it has noted the same.
+#[inline(always)]
+fn note(creation: Tat, now: u64) {
+    let seen = creation.load();
+    let step = gcra::check(seen, &RESERVE, now, 1);
+    let _noted = creation.swap(seen, step.tat);
 }
 
 #[inline(always)]
@@ -75,15 +99,6 @@ fn has_room(tat: Tat, params: &GcraParams, now: u64) -> bool {
 }
 
 #[inline(always)]
-fn of_new_source(reason: DropReason) -> DropReason {
-    match reason {
-        DropReason::Contended => DropReason::Contended,
-        DropReason::RateLimitedPackets
-        | DropReason::RateLimitedBytes
-        | DropReason::RateLimitedConnections
-        | DropReason::NewSources
-        | DropReason::Malformed
-        | DropReason::Denied
-        | DropReason::Blocked => DropReason::NewSources,
-    }
+fn is_contended(reason: DropReason) -> bool {
+    matches!(reason, DropReason::Contended)
 }

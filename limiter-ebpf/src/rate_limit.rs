@@ -10,7 +10,7 @@ use limiter_common::{
 };
 
 use crate::{
-    globals,
+    globals::{self, MAX_SWAP_ATTEMPTS},
     maps::{BucketState, Tat},
     newcomer, packet,
     source::Family,
@@ -37,9 +37,9 @@ pub(crate) fn judge<F: Family>(
         return Verdict::Pass(PassReason::Unlimited).into();
     };
     let now_ticks = now.ticks();
-    let taken = match F::bucket(key) {
-        Some(bucket) => take(bucket, &limits, cost, now_ticks),
-        None => newcomer::take(source, key, &limits, cost, now_ticks),
+    let taken = match F::bucket(key).or_else(|| newcomer::bucket(source, key, now_ticks)) {
+        Some(bucket) => take::<MAX_SWAP_ATTEMPTS>(bucket, &limits, cost, now_ticks),
+        None => newcomer::share(source, &limits, cost, now_ticks),
     };
     let verdict = match taken {
         Ok(()) => Verdict::Pass(PassReason::Conforming),
@@ -110,7 +110,12 @@ fn is_used(dimension: Dimension) -> bool {
 
 /// Takes the packet's cost in every dimension that is limited, or nothing.
 #[inline(always)]
-pub(crate) fn take(bucket: BucketState, limits: &Limits, cost: Cost, now: u64) -> Result<(), DropReason> {
+pub(crate) fn take<const ATTEMPTS: u32>(
+    bucket: BucketState,
+    limits: &Limits,
+    cost: Cost,
+    now: u64,
+) -> Result<(), DropReason> {
     let packets = Dimension::Packets;
     let bytes = Dimension::Bytes;
     let connections = Dimension::Connections;
@@ -121,12 +126,12 @@ pub(crate) fn take(bucket: BucketState, limits: &Limits, cost: Cost, now: u64) -
         limits.peek(connections, bucket, cost, now)?;
     }
     // Other CPUs may have taken meanwhile. What one dimension refuses is given back in the others.
-    limits.charge(packets, bucket, cost, now)?;
-    if let Err(reason) = limits.charge(bytes, bucket, cost, now) {
+    limits.charge::<ATTEMPTS>(packets, bucket, cost, now)?;
+    if let Err(reason) = limits.charge::<ATTEMPTS>(bytes, bucket, cost, now) {
         limits.give_back(packets, bucket, cost);
         return Err(reason);
     }
-    if let Err(reason) = limits.charge(connections, bucket, cost, now) {
+    if let Err(reason) = limits.charge::<ATTEMPTS>(connections, bucket, cost, now) {
         limits.give_back(packets, bucket, cost);
         limits.give_back(bytes, bucket, cost);
         return Err(reason);
@@ -160,9 +165,15 @@ impl Limits {
     }
 
     #[inline(always)]
-    fn charge(&self, dimension: Dimension, bucket: BucketState, cost: Cost, now: u64) -> Result<(), DropReason> {
+    fn charge<const ATTEMPTS: u32>(
+        &self,
+        dimension: Dimension,
+        bucket: BucketState,
+        cost: Cost,
+        now: u64,
+    ) -> Result<(), DropReason> {
         match self.in_dimension(dimension, bucket, cost) {
-            Some(charge) => charge.commit(now),
+            Some(charge) => charge.commit::<ATTEMPTS>(now),
             None => Ok(()),
         }
     }
@@ -187,9 +198,9 @@ pub(crate) struct Charge<'a> {
 impl Charge<'_> {
     /// Stores the state after this cost; where another CPU was quicker, judges again by what it left.
     #[inline(always)]
-    pub(crate) fn commit(&self, now: u64) -> Result<(), DropReason> {
+    pub(crate) fn commit<const ATTEMPTS: u32>(&self, now: u64) -> Result<(), DropReason> {
         let mut seen = self.tat.load();
-        for _ in 0..globals::SWAP_ATTEMPTS.load().min(globals::MAX_SWAP_ATTEMPTS) {
+        for _ in 0..globals::SWAP_ATTEMPTS.load().min(ATTEMPTS) {
             match self.tat.swap(seen, self.next(seen, now)?) {
                 Ok(()) => return Ok(()),
                 Err(found) => seen = found,
