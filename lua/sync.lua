@@ -1,53 +1,121 @@
 -- sync.lua: take one node's totals of one counter, and say what all nodes together have.
 -- KEYS[1] counter, e.g. rl:{user:u_1}:login   (single key: cluster safe)
--- ARGV[1] node tag (u32)  ARGV[2] window_us  ARGV[3] index  ARGV[4] previous  ARGV[5] current
---   what this node itself has admitted in the windows index - 1 and index, in full
--- Returns { now_us, status 0 taken | 1 ahead, replaced 0|1, known, index, previous, current, own_previous, own_current }
--- previous and current are sums over all nodes, own_* this node's part of them, `known` its part of the window
--- ARGV[3] before this call (-1: that window is over), `replaced` whether the key held something that is no counter.
--- Idempotent: a node's record only rises to what it says, and the sums rise by as much. Sent twice, it counts once;
--- what was lost comes with the next call; an empty Redis is filled again by what the nodes still know.
+-- ARGV[1] tag (u32) of the node's part  ARGV[2] number of the message: of two with one tag, the higher was read later
+-- ARGV[3] kind 1 windows | 2 bucket | 3 log  ARGV[4] window_us, then
+--   windows: ARGV[5] index  ARGV[6] previous  ARGV[7] current
+--     what this node itself has admitted in the windows index - 1 and index, in full
+--   bucket: ARGV[5] interval_ns  ARGV[6] burst  ARGV[7] total  ARGV[8] acknowledged  ARGV[9] tat_us  ARGV[10] tat_ns
+--     total: what this node has taken, less what it gave back; acknowledged: what it knows that this server has of it;
+--     tat: when the bucket is full as this node sees it
+--   log: ARGV[5] n, then n times number, at_us, cost: admissions of the tag; of two with one number the lower cost is right
+-- Returns { now_us, status 0 taken | 1 ahead, replaced 0|1, known, then its state }
+--   windows: index, previous, current, own_previous, own_current   bucket: tat_us, tat_ns, own_total
+--   log: tag, number, at_us, cost of every admission that counts, this node's as well
+-- previous, current and tat are those of all nodes, own_* this node's part; `known` its part of the window ARGV[5] before
+-- this call (-1: that window is over, or no window); `replaced` whether the key held something that is no counter.
+-- Idempotent: a node's record becomes what it says, and the sums change by as much. Sent twice, it counts once; what was
+-- lost comes with the next call; an empty Redis is filled again by what the nodes still know.
 -- Ahead: the index is more than one beyond this server's clock. Nothing is taken; the node has to set its clock.
 
-local tag, window_us, index = argument(1), math.min(argument(2), MAX), argument(3)
-local previous, current = math.min(argument(4), MAX), math.min(argument(5), MAX)
-
-local now_us = time_us()
-local counter, stored, replaced = load(KEYS[1], window_us, now_us)
-local status, known = 0, -1
-if index > div(now_us, window_us) + 1 then
-  status, previous, current = 1, 0, 0
+local tag, number, kind = argument(1), argument(2), argument(3)
+local rule = { kind = kind, window = math.min(argument(4), MAX) }
+if kind == BUCKET then
+  rule.interval, rule.burst = argument(5), argument(6)
+  rule.fill = rule.interval * rule.burst
 else
-  advance(counter, index)
+  rule.burst = MAX
+end
+
+local now = { us = time_us(), ns = 0 }
+local counter, stored, replaced = load(KEYS[1], rule, now)
+local status, index = 0, argument(5)
+if kind == WINDOWS then
+  if index > div(now.us, rule.window) + 1 then status = 1 else advance(counter, index) end
+end
+
+local function finish(changed)
+  if changed or stored == 'stale' then
+    save(KEYS[1], counter, now)
+  elseif stored then
+    repair_ttl(KEYS[1], counter, now)
+  end
+end
+
+if kind == LOG then
+  local known, changed = {}, false
+  for entry = NODES, #counter, 4 do
+    if counter[entry] == tag then known[counter[entry + 1]] = entry end
+  end
+  local new = {}
+  for at = 6, 5 + 3 * argument(5), 3 do
+    local name, at_us, cost = argument(at), math.min(argument(at + 1), MAX), math.min(argument(at + 2), MAX)
+    local entry = known[name]
+    if entry then
+      if cost < counter[entry + 3] then counter[entry + 3], changed = cost, true end
+    elseif math.min(at_us, now.us) + rule.window > now.us then
+      new[#new + 1] = { name, at_us, cost }
+    end
+  end
+  -- Only now: an addition moves what is known by its place.
+  for _, entry in ipairs(new) do
+    log_add(counter, tag, entry[1], entry[2], entry[3])
+    changed = true
+  end
+  log_bound(counter)
+  finish(changed)
+  local reply = { now.us, 0, replaced and 1 or 0, -1 }
+  for field = NODES, #counter do reply[#reply + 1] = counter[field] end
+  return reply
 end
 
 local node = NODES
-while counter[node] and counter[node] ~= tag do node = node + 3 end
-local own_previous, own_current = counter[node + 1] or 0, counter[node + 2] or 0
+while counter[node] and counter[node] ~= tag do node = node + 4 end
+local is_known = counter[node] ~= nil
+local is_news = status == 0 and (not is_known or number > counter[node + 1])
+local own_previous, own_current = counter[node + 2] or 0, counter[node + 3] or 0
+local known, changed = -1, false
 
-local behind = counter[INDEX] - index
-if status == 1 or behind >= 2 then
-  previous, current = 0, 0
-elseif behind == 1 then
-  known, previous, current = own_previous, current, 0
+if kind == WINDOWS then
+  local previous, current = math.min(argument(6), MAX), math.min(argument(7), MAX)
+  local behind = counter[INDEX] - index
+  if behind == 0 then known = own_current elseif behind == 1 then known = own_previous end
+  -- One window late, what it calls current is the previous one here.
+  if behind == 1 then previous, current = current, own_current end
+  if is_news and behind <= 1 and (is_known or previous > 0 or current > 0) then
+    counter[PREVIOUS] = math.max(0, math.min(counter[PREVIOUS] + (previous - own_previous), MAX))
+    counter[CURRENT] = math.max(0, math.min(counter[CURRENT] + (current - own_current), MAX))
+    own_previous, own_current, changed = previous, current, true
+  end
+elseif is_news then
+  local total, acknowledged = math.min(argument(7), MAX), math.min(argument(8), MAX)
+  local seen = ahead({ nil, nil, argument(9), argument(10) }, now, rule.fill)
+  local lacks = ahead(counter, now, rule.fill)
+  local more = total - (is_known and own_current or acknowledged)
+  if more > 0 then
+    lacks = math.min(lacks + math.min(more * rule.interval, seen), rule.fill)
+  else
+    lacks = math.max(0, lacks + more * rule.interval)
+  end
+  -- What this server has forgotten, the node still sees; it saw the others' part as well, so it is not added.
+  if not is_known and acknowledged > 0 then lacks = math.max(lacks, seen) end
+  set_ahead(counter, now, lacks)
+  own_previous, own_current, changed = 0, total, true
+end
+
+if changed then
+  if not is_known and (node - NODES) / 4 >= MAX_NODES then
+    for _ = 1, 4 do table.remove(counter, NODES) end
+    node = node - 4
+  end
+  counter[node], counter[node + 1], counter[node + 2], counter[node + 3] = tag, number, own_previous, own_current
+end
+finish(changed)
+
+local reply = { now.us, status, replaced and 1 or 0, known }
+if kind == BUCKET then
+  reply[5], reply[6], reply[7] = counter[TAT_US], counter[TAT_NS], own_current
 else
-  known = own_current
+  reply[5], reply[6], reply[7] = counter[INDEX], counter[PREVIOUS], counter[CURRENT]
+  reply[8], reply[9] = own_previous, own_current
 end
-
-if previous > own_previous or current > own_current then
-  local more_previous, more_current = math.max(0, previous - own_previous), math.max(0, current - own_current)
-  own_previous, own_current = own_previous + more_previous, own_current + more_current
-  counter[PREVIOUS] = math.min(counter[PREVIOUS] + more_previous, MAX)
-  counter[CURRENT] = math.min(counter[CURRENT] + more_current, MAX)
-  counter[node], counter[node + 1], counter[node + 2] = tag, own_previous, own_current
-  save(KEYS[1], counter)
-elseif stored == 'stale' then
-  save(KEYS[1], counter)
-elseif stored then
-  repair_ttl(KEYS[1], counter)
-end
-
-return {
-  now_us, status, replaced and 1 or 0, known,
-  counter[INDEX], counter[PREVIOUS], counter[CURRENT], own_previous, own_current,
-}
+return reply

@@ -6,4 +6,5 @@ pub mod check;
 pub mod decide;
 pub mod gate;
 pub mod headers;
+pub mod hold;
 pub mod serve;

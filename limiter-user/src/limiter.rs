@@ -1,25 +1,30 @@
 //! The decision engine: a request, the rules that apply to it, their counters, one answer.
 //!
 //! Architecture invariant: deciding never waits. It reads the policy through one atomic pointer, locks the shards of
-//! the counters it touches, and returns.
+//! the counters it touches, and returns. Where a rule shapes, the answer says how long it is to be held, and whoever gives
+//! it holds it.
 
 mod decision;
 mod select;
+mod turns;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
 use limiter_common::addr::SrcPrefixes;
 pub use select::{Caller, Request, Subject};
 use smallvec::SmallVec;
+use tokio::time::Instant;
+pub use turns::Turn;
+use turns::Turns;
 
 use crate::{
     active::{Active, SharedActive},
     clock::Clock,
     policy::Scratch,
     store::{
-        Cell,
+        Algorithm, Cell, CellOutcome, Charge,
         memory::{INLINE_CELLS, MemoryStore},
     },
 };
@@ -28,6 +33,7 @@ use crate::{
 pub struct Limiter {
     active: SharedActive,
     counters: Arc<MemoryStore>,
+    turns: Arc<Turns>,
     clock: Arc<dyn Clock>,
     prefixes: SrcPrefixes,
 }
@@ -47,7 +53,8 @@ impl std::fmt::Debug for Limiter {
 
 impl Limiter {
     pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
-        Self { active, counters, clock, prefixes }
+        let turns = Turns::new(Arc::clone(&counters), Arc::clone(&clock));
+        Self { active, counters, turns, clock, prefixes }
     }
 
     /// The policy that requests are decided by.
@@ -68,8 +75,18 @@ impl Limiter {
         if touched.cells.is_empty() {
             return Decision::without_rule(request.subject.is_unauthenticated(), now);
         }
+        let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
+        let queues = shapes.then(|| self.turns.lock());
         let outcomes = self.counters.decide(now, request.charge, &touched.cells);
-        decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics)
+        let mut decision = decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
+        if let Some(mut queues) = queues
+            && !decision.is_refusal()
+            && let Some((cell, outcome)) = longest_delay(&touched.cells, &outcomes)
+        {
+            let turn = Instant::now() + Duration::from_micros(outcome.delay_us);
+            decision.turn = Some(queues.join(&self.turns, cell, turn));
+        }
+        decision
     }
 
     fn touched(&self, active: &Active, request: &Request<'_>, scratch: &mut Scratch) -> Touched {
@@ -94,4 +111,14 @@ impl Limiter {
         }
         touched
     }
+}
+
+/// Whether a cell holds answers. In shadow mode it changes nothing.
+const fn is_shaped(cell: &Cell) -> bool {
+    cell.enforced && matches!(cell.algorithm, Algorithm::LeakyBucket { .. })
+}
+
+fn longest_delay<'a>(cells: &'a [Cell], outcomes: &'a [CellOutcome]) -> Option<(&'a Cell, &'a CellOutcome)> {
+    let shaped = cells.iter().zip(outcomes).filter(|(cell, outcome)| is_shaped(cell) && outcome.delay_us > 0);
+    shaped.max_by_key(|(_, outcome)| outcome.delay_us)
 }

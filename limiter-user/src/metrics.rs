@@ -11,7 +11,7 @@ use prometheus_client::{
         MetricType,
         counter::{ConstCounter, Counter},
         family::Family,
-        gauge::ConstGauge,
+        gauge::{ConstGauge, Gauge},
         histogram::Histogram,
         info::Info,
     },
@@ -97,6 +97,7 @@ pub struct Metrics {
     policy_reloads: Family<ReloadLabels, Counter>,
     bad_requests: Counter,
     events: [Counter; EventKind::ALL.len()],
+    held_answers: Gauge,
     without_rule: [Counter; Kind::ALL.len()],
 }
 
@@ -123,6 +124,19 @@ impl RuleMetrics {
 
     pub fn shadow_denied(&self) -> u64 {
         self.shadow_denied.get()
+    }
+}
+
+/// Counts answers as held while it lives.
+#[derive(Debug)]
+pub struct HeldAnswers {
+    gauge: Gauge,
+    answers: i64,
+}
+
+impl Drop for HeldAnswers {
+    fn drop(&mut self) {
+        self.gauge.dec_by(self.answers);
     }
 }
 
@@ -160,6 +174,9 @@ impl Metrics {
             // Present from the start, so that the first failure is an increase.
             drop(policy_reloads.get_or_create(&ReloadLabels { result: result.as_str() }));
         }
+        let held_answers = Gauge::default();
+        let help = "Requests that wait for their turn in a leaky bucket";
+        registry.register("held_answers", help, held_answers.clone());
         let bad_requests = Counter::default();
         registry.register("bad_requests", "Requests to the API that could not be understood", bad_requests.clone());
         let events = Family::<EventLabels, Counter>::default();
@@ -172,7 +189,17 @@ impl Metrics {
             checks.get_or_create(&labels).clone()
         });
         let without_rule = without_rule.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!("one a kind"));
-        Self { registry, checks, check_duration, pushes, policy_reloads, bad_requests, events, without_rule }
+        Self {
+            registry,
+            checks,
+            check_duration,
+            pushes,
+            policy_reloads,
+            bad_requests,
+            events,
+            held_answers,
+            without_rule,
+        }
     }
 
     /// The counters of a rule. They go on where they were when a policy is loaded again.
@@ -202,6 +229,12 @@ impl Metrics {
 
     pub fn event(&self, kind: EventKind) {
         self.events[kind as usize].inc();
+    }
+
+    pub fn held(&self, answers: usize) -> HeldAnswers {
+        let (gauge, answers) = (self.held_answers.clone(), signed(answers as u64));
+        gauge.inc_by(answers);
+        HeldAnswers { gauge, answers }
     }
 
     pub fn bad_request(&self) {

@@ -12,7 +12,10 @@ use ipnet::IpNet;
 use limiter_common::{quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
 
 pub use self::endpoints::{Endpoints, Scratch};
-use crate::config::{self, ConfigErrors};
+use crate::{
+    config::{self, ConfigErrors},
+    store::Algorithm,
+};
 
 /// A whole policy file.
 #[derive(Clone, Debug, Default)]
@@ -76,8 +79,18 @@ impl Scope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     Unlimited,
-    /// Requests (or units of cost) a window, times the burst factor: the ceiling.
-    Ceiling(u64),
+    /// An algorithm with its parameters. The most that it lets pass at once is its ceiling.
+    Limited(Algorithm),
+}
+
+impl Limit {
+    /// `None` where there is none.
+    pub const fn ceiling(&self) -> Option<u64> {
+        match self {
+            Self::Unlimited => None,
+            Self::Limited(algorithm) => Some(algorithm.ceiling()),
+        }
+    }
 }
 
 /// A request rule.

@@ -6,14 +6,13 @@
 
 use std::{future::Future, net::IpAddr, sync::Arc};
 
-use limiter_common::{
-    sliding_window::{Outcome, Window},
-    time::UnixMicros,
-};
+use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 use smallvec::SmallVec;
 
+pub use self::algorithm::Algorithm;
 use crate::policy::Scope;
 
+pub mod algorithm;
 pub mod counter;
 pub mod memory;
 pub mod redis;
@@ -55,7 +54,7 @@ pub struct CounterKey {
 #[derive(Clone, Debug)]
 pub struct Cell {
     pub key: CounterKey,
-    pub window: Window,
+    pub algorithm: Algorithm,
     /// At least 1.
     pub cost: u64,
     /// A shadow cell is charged like an enforced one when it allows and the request as a whole passes; its denial
@@ -70,6 +69,14 @@ pub struct CellOutcome {
     /// After the decision.
     pub remaining: u64,
     pub reset_us: u64,
+    /// How long the answer is to be held when the request passes: its turn in a leaky bucket.
+    pub delay_us: u64,
+}
+
+impl CellOutcome {
+    const fn new(outcome: Outcome, reset_us: u64) -> Self {
+        Self { outcome, remaining: 0, reset_us, delay_us: 0 }
+    }
 }
 
 /// Outcomes of a request, in the order of its cells.
@@ -96,6 +103,9 @@ pub enum Charge {
     Commit,
     /// Decides and writes nothing.
     Peek,
+    /// Gives the cost back, and is always answered as allowed. A counter never goes below what nobody has used, and a node
+    /// that shares its counters gives back what it has admitted itself.
+    Refund,
 }
 
 /// Which clock a decision is made by.

@@ -1,10 +1,22 @@
--- lib/counter.lua: arithmetic and storage of one sliding-window counter. Redis scripts cannot import each other, so the
--- agent puts this text in front of every script that it loads. Value, units and bounds: lua/README.md.
+-- lib/counter.lua: arithmetic and storage of one counter. Redis scripts cannot import each other, so the agent puts this
+-- text in front of every script that it loads. Value, units and bounds: lua/README.md.
 
 local MAX = 9007199254740991 -- 2^53 - 1: up to here Lua's numbers are exact integers
 
--- Fields of a counter, which is one flat array. After them, three per node: tag, previous, current.
-local WINDOW, INDEX, PREVIOUS, CURRENT, NODES = 1, 2, 3, 4, 5
+-- Kinds of counters, and the algorithms of rules.
+local WINDOWS, BUCKET, LOG = 1, 2, 3
+local SLIDING_WINDOW, FIXED_WINDOW, TOKEN_BUCKET, LEAKY_BUCKET, SLIDING_LOG = 1, 2, 3, 4, 5
+
+-- Fields of a counter, which is one flat array. Of windows, and of buckets: an instant in two numbers, microseconds and
+-- nanoseconds (below 1000), since nanoseconds of today are above 2^53; and the time that a unit takes to come back.
+-- After them, four per node: tag, number, previous, current (of buckets: 0, total). Of a log the three are 0, and the fours
+-- are admissions, oldest first: tag, number, microseconds, cost (less what was given back of it).
+local KIND, WINDOW, INDEX, PREVIOUS, CURRENT, NODES = 1, 2, 3, 4, 5, 6
+local TAT_US, TAT_NS, INTERVAL = 3, 4, 5
+-- Nodes that a value has room for. Beyond, the oldest record goes; what it counted stays in the sums.
+local MAX_NODES = 256
+-- Admissions that a log has room for: several nodes may each have admitted all that it allows. Beyond, the oldest goes.
+local MAX_ADMISSIONS = 20000
 
 -- An argument. What is above MAX comes back as MAX + 1, so that it still compares as greater.
 local function argument(position)
@@ -50,7 +62,7 @@ local function time_us()
   return time[1] * 1000000 + time[2]
 end
 
--- What the counter stands for at now_us.
+-- What a counter of windows stands for at now_us.
 local function estimate(counter, now_us)
   local window = counter[WINDOW]
   -- A clock that has stepped back before the counter's window counts the previous window in full.
@@ -58,7 +70,7 @@ local function estimate(counter, now_us)
   return (muldiv(counter[PREVIOUS], window - elapsed, window)) + counter[CURRENT]
 end
 
--- Moves the counter forward to the window `index`. A node that has nothing in it any more leaves the value.
+-- Moves a counter of windows forward to the window `index`. A node that has nothing in it any more leaves the value.
 local function advance(counter, index)
   local windows = index - counter[INDEX]
   if windows <= 0 then return end
@@ -66,80 +78,247 @@ local function advance(counter, index)
   counter[PREVIOUS] = windows == 1 and counter[CURRENT] or 0
   counter[CURRENT] = 0
   local kept = NODES
-  for node = NODES, #counter, 3 do
-    local tag, current = counter[node], counter[node + 2]
-    counter[node], counter[node + 1], counter[node + 2] = nil, nil, nil
+  for node = NODES, #counter, 4 do
+    local tag, number, current = counter[node], counter[node + 1], counter[node + 3]
+    for field = node, node + 3 do counter[field] = nil end
     if windows == 1 and current > 0 then
-      counter[kept], counter[kept + 1], counter[kept + 2] = tag, current, 0
-      kept = kept + 3
+      counter[kept], counter[kept + 1], counter[kept + 2], counter[kept + 3] = tag, number, current, 0
+      kept = kept + 4
     end
+  end
+end
+
+-- Nanoseconds that the instant of a bucket is ahead of now, at most `most`.
+local function ahead(counter, now, most)
+  local us = counter[TAT_US] - now.us
+  -- Far apart, the product would not be exact, nor does it have to be.
+  if us > most then return most end
+  if us < 0 then return 0 end
+  return math.max(0, math.min(us * 1000 + counter[TAT_NS] - now.ns, most))
+end
+
+local function set_ahead(counter, now, ahead_ns)
+  local ns = now.ns + ahead_ns
+  counter[TAT_US], counter[TAT_NS] = now.us + div(ns, 1000), math.fmod(ns, 1000)
+end
+
+-- Units that a bucket lacks, begun ones counted whole.
+local function units(ahead_ns, interval)
+  return div(ahead_ns, interval) + (math.fmod(ahead_ns, interval) > 0 and 1 or 0)
+end
+
+-- a * b / c, rounded up, for b of any size.
+local function scale(a, b, c)
+  if b > c then
+    -- Whole times first. What is beyond MAX is MAX.
+    local times = div(b, c)
+    if a > 0 and times > div(MAX, a) then return MAX end
+    local share, rest = muldiv(a, math.fmod(b, c), c)
+    return math.min(a * times + share + (rest > 0 and 1 or 0), MAX)
+  end
+  local share, rest = muldiv(a, b, c)
+  return rest > 0 and share + 1 or share
+end
+
+-- When an admission leaves the window. One from the future, by a clock that stepped back, counts from now on.
+local function leaves(counter, entry, now)
+  return math.min(counter[entry + 2], now.us) + counter[WINDOW]
+end
+
+-- Units that a log has admitted in the window that ends now.
+local function logged(counter, now)
+  local sum = 0
+  for entry = NODES, #counter, 4 do
+    if leaves(counter, entry, now) > now.us then sum = sum + counter[entry + 3] end
+  end
+  return sum
+end
+
+-- Time until a log that has `used` units lacks enough of them that no more than `most` are left.
+local function log_wait(counter, used, most, now)
+  if most >= 0 then
+    if used <= most then return 0 end
+    for entry = NODES, #counter, 4 do
+      local left = leaves(counter, entry, now) - now.us
+      if left > 0 then
+        used = used - counter[entry + 3]
+        if used <= most then return left end
+      end
+    end
+  end
+  return counter[WINDOW]
+end
+
+-- When the last admission of a log leaves; now when there is none.
+local function log_reset(counter, now)
+  if #counter < NODES then return now.us end
+  return math.max(now.us, math.min(counter[#counter - 1] + counter[WINDOW], MAX))
+end
+
+-- Forgets what does not count any more. What lies further ahead than a window was never true, and counts from now.
+local function log_advance(counter, now)
+  local kept, changed = NODES, false
+  local last = #counter
+  local is_ahead = last >= NODES and counter[last - 1] > now.us + counter[WINDOW]
+  for entry = NODES, last, 4 do
+    local at = counter[entry + 2]
+    if is_ahead and at > now.us then at, changed = now.us, true end
+    if math.min(at, now.us) + counter[WINDOW] > now.us then
+      counter[kept], counter[kept + 1], counter[kept + 2], counter[kept + 3] =
+        counter[entry], counter[entry + 1], at, counter[entry + 3]
+      kept = kept + 4
+    end
+  end
+  for field = last, kept, -1 do counter[field] = nil end
+  return changed
+end
+
+-- Adds an admission in its place.
+local function log_add(counter, tag, number, at, cost)
+  local entry = #counter + 1
+  while entry > NODES and counter[entry - 2] > at do
+    for field = 0, 3 do counter[entry + field] = counter[entry - 4 + field] end
+    entry = entry - 4
+  end
+  counter[entry], counter[entry + 1], counter[entry + 2], counter[entry + 3] = tag, number, at, cost
+end
+
+local function log_bound(counter)
+  local over = #counter - (NODES - 1) - 4 * MAX_ADMISSIONS
+  if over <= 0 then return end
+  local last = #counter
+  for field = NODES, last do counter[field] = counter[field + over] end
+end
+
+local function fresh(rule, now)
+  if rule.kind == LOG then return { LOG, rule.window, 0, 0, 0 } end
+  if rule.kind == BUCKET then
+    return { BUCKET, rule.window, now.us, now.ns, rule.interval }
+  end
+  return { WINDOWS, rule.window, div(now.us, rule.window), 0, 0 }
+end
+
+-- Between windows, a bucket and a log: as many units stay taken as were. Between windows and a bucket the records of nodes
+-- stay: their totals mean what they meant to nodes that still have the other algorithm, and other nodes use other tags.
+local function convert(counter, rule, now)
+  local taken
+  if counter[KIND] == WINDOWS then
+    advance(counter, div(now.us, counter[WINDOW]))
+    taken = estimate(counter, now.us)
+  elseif counter[KIND] == BUCKET then
+    taken = units(ahead(counter, now, MAX), counter[INTERVAL])
+  else
+    taken = logged(counter, now)
+  end
+  if counter[KIND] == LOG or rule.kind == LOG then
+    for field = #counter, NODES, -1 do counter[field] = nil end
+  end
+  counter[KIND], counter[WINDOW] = rule.kind, rule.window
+  if rule.kind == BUCKET then
+    counter[INTERVAL] = rule.interval
+    set_ahead(counter, now, math.min(taken, rule.burst) * rule.interval)
+  elseif rule.kind == WINDOWS then
+    counter[INDEX], counter[PREVIOUS], counter[CURRENT] = div(now.us, rule.window), 0, taken
+  else
+    counter[INDEX], counter[PREVIOUS], counter[CURRENT] = 0, 0, 0
+    if taken > 0 then log_add(counter, 0, 0, now.us, taken) end
   end
 end
 
 -- The same rules as `Counter::move_to` in limiter-user/src/store/counter.rs, which gives the reasons. Returns whether the
--- counts were given another window than time alone gives them; that has to be kept, or it would be done each time anew.
-local function move_to(counter, window_us, now_us)
-  local from = counter[WINDOW]
-  if from ~= window_us then
-    advance(counter, div(now_us, from))
-    if window_us < from then
+-- counter was given more than time alone gives it; that has to be kept, or it would be done each time anew.
+local function move_to(counter, rule, now)
+  local changed = false
+  local from, to = counter[WINDOW], rule.window
+  if counter[KIND] ~= rule.kind then
+    convert(counter, rule, now)
+    changed = true
+  elseif rule.kind == BUCKET then
+    if from ~= to then
+      set_ahead(counter, now, scale(ahead(counter, now, MAX), to, from))
+      counter[WINDOW] = to
+    end
+    changed = from ~= to or counter[INTERVAL] ~= rule.interval
+    counter[INTERVAL] = rule.interval
+  elseif rule.kind == LOG then
+    changed = from ~= to
+    counter[WINDOW] = to
+  elseif from ~= to then
+    advance(counter, div(now.us, from))
+    if to < from then
       for field = PREVIOUS, #counter do
-        local is_tag = field >= NODES and (field - NODES) % 3 == 0
-        if not is_tag then
-          local share, rest = muldiv(counter[field], window_us, from)
-          counter[field] = rest > 0 and share + 1 or share
-        end
+        -- Of a node's four numbers, the last two are counts.
+        if field < NODES or (field - NODES) % 4 >= 2 then counter[field] = scale(counter[field], to, from) end
       end
     end
-    counter[WINDOW], counter[INDEX] = window_us, div(now_us, window_us)
+    counter[WINDOW], counter[INDEX] = to, div(now.us, to)
+    changed = true
   end
-  local index = div(now_us, window_us)
-  local is_ahead = counter[INDEX] > index + 1
-  if is_ahead then counter[INDEX] = index end
+  if rule.kind == BUCKET then
+    if ahead(counter, now, MAX) > rule.fill then
+      set_ahead(counter, now, rule.fill)
+      return true
+    end
+    -- Nobody has taken anything that did not come back: nothing is left to remember of anybody.
+    if ahead(counter, now, MAX) == 0 then
+      for field = #counter, NODES, -1 do counter[field] = nil end
+    end
+    return changed
+  end
+  if rule.kind == LOG then return log_advance(counter, now) or changed end
+  local index = div(now.us, to)
+  if counter[INDEX] > index + 1 then
+    counter[INDEX] = index
+    changed = true
+  end
   advance(counter, index)
-  return is_ahead or from ~= window_us
+  return changed
 end
 
 local function is_counter(value)
-  if type(value) ~= 'table' or #value < CURRENT or (#value - CURRENT) % 3 ~= 0 then return false end
+  if type(value) ~= 'table' or #value < CURRENT or (#value - CURRENT) % 4 ~= 0 then return false end
   for field = 1, #value do
     local number = value[field]
     if type(number) ~= 'number' or number < 0 or number > MAX or number ~= math.floor(number) then return false end
   end
-  return value[WINDOW] >= 1
+  if value[WINDOW] < 1 then return false end
+  return value[KIND] == WINDOWS or value[KIND] == LOG or (value[KIND] == BUCKET and value[TAT_NS] < 1000 and value[INTERVAL] >= 1)
 end
 
--- The counter at `key`, moved to the window of now_us; how it is stored: nil, 'current', or 'stale' when it has to be
+-- The counter at `key`, moved to now and to its rule; how it is stored: nil, 'current', or 'stale' when it has to be
 -- written even if nothing is charged; whether something else was there, which is removed.
-local function load(key, window_us, now_us)
+local function load(key, rule, now)
   local stored = redis.pcall('GET', key)
   if type(stored) == 'string' then
     local decoded, counter = pcall(cmsgpack.unpack, stored)
     if decoded and is_counter(counter) then
-      return counter, move_to(counter, window_us, now_us) and 'stale' or 'current', false
+      return counter, move_to(counter, rule, now) and 'stale' or 'current', false
     end
   elseif not stored then
-    return { window_us, div(now_us, window_us), 0, 0 }, nil, false
+    return fresh(rule, now), nil, false
   elseif not string.find(stored.err, 'WRONGTYPE', 1, true) then
     error(stored.err)
   end
   redis.call('DEL', key)
-  return { window_us, div(now_us, window_us), 0, 0 }, nil, true
+  return fresh(rule, now), nil, true
 end
 
-local function ttl_ms(counter)
-  return math.max(1, math.ceil(counter[WINDOW] * 2 / 1000))
+-- Two windows, or as long as a bucket takes to fill.
+local function ttl_ms(counter, now)
+  local us = counter[WINDOW] * 2
+  if counter[KIND] == BUCKET then us = math.max(us, counter[TAT_US] - now.us + 1) end
+  return math.max(1, math.ceil(us / 1000))
 end
 
 -- Writes the counter with its TTL, in one command.
-local function save(key, counter)
-  redis.call('SET', key, cmsgpack.pack(counter), 'PX', string.format('%.0f', ttl_ms(counter)))
+local function save(key, counter, now)
+  redis.call('SET', key, cmsgpack.pack(counter), 'PX', string.format('%.0f', ttl_ms(counter, now)))
 end
 
 -- For a stored counter that is not written: its TTL may have been lost, or be that of a longer window.
-local function repair_ttl(key, counter)
+local function repair_ttl(key, counter, now)
   local left = redis.call('PTTL', key)
-  if left < 0 or left > ttl_ms(counter) then
-    redis.call('PEXPIRE', key, string.format('%.0f', ttl_ms(counter)))
+  if left < 0 or left > ttl_ms(counter, now) then
+    redis.call('PEXPIRE', key, string.format('%.0f', ttl_ms(counter, now)))
   end
 end

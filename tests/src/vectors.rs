@@ -1,8 +1,8 @@
-//! The cases that every sliding-window counter is held to.
+//! The cases that every sliding-window counter and every bucket is held to.
 
 use std::{fs, path::PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
 #[derive(Debug, Deserialize)]
 pub struct SlidingCase {
@@ -25,8 +25,35 @@ pub struct SlidingStep {
     pub never: bool,
 }
 
-/// From the folder in `LIMITER_VECTORS`, else the one beside a checkout, else the copy in the repository.
+#[derive(Debug, Deserialize)]
+pub struct GcraCase {
+    pub name: String,
+    pub emission_interval_ns: u64,
+    pub burst: u64,
+    pub steps: Vec<GcraStep>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct GcraStep {
+    pub now_ns: u64,
+    pub cost: u64,
+    pub conforming: bool,
+    pub never: bool,
+    pub tat_ns: u64,
+    pub remaining: u64,
+    pub retry_after_ns: Option<u64>,
+}
+
 pub fn sliding_window() -> Vec<SlidingCase> {
+    read("sliding_window.json")
+}
+
+pub fn gcra() -> Vec<GcraCase> {
+    read("gcra.json")
+}
+
+/// From the folder in `LIMITER_VECTORS`, else the one beside a checkout, else the copy in the repository.
+fn read<T: DeserializeOwned>(file: &str) -> Vec<T> {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let beside = root.join("../shared/vectors");
     let folder = match std::env::var_os("LIMITER_VECTORS") {
@@ -34,10 +61,9 @@ pub fn sliding_window() -> Vec<SlidingCase> {
         None if beside.is_dir() => beside,
         None => root.join("tests/vectors"),
     };
-    let path = folder.join("sliding_window.json");
+    let path = folder.join(file);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
-    let cases: Vec<SlidingCase> =
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let cases: Vec<T> = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(!cases.is_empty(), "{} has no cases", path.display());
     cases
 }

@@ -1,9 +1,12 @@
 //! Requests against the real binary with the memory store: no root, no XDP.
 
+use std::time::Duration;
+
 use limiter_tests::{
     agent::Setup,
     http::{self, Address, Connection},
 };
+use limiter_user::clock::Stopwatch;
 use serde_json::{Value, json};
 
 const KEYS: &str = "[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"keys.secret\"\n";
@@ -186,7 +189,8 @@ fn what_cannot_be_understood_changes_nothing_and_says_why() {
     for (body, message) in [
         ("", "not JSON"),
         ("{", "not JSON"),
-        ("[{}, {\"cost\": -1}]", "request 1 of the batch"),
+        ("[{}, {\"cost\": 1.5}]", "request 1 of the batch"),
+        ("{\"cost\": -1, \"peek\": true}", "giving back is no question"),
         ("{\"cots\": 1}", "unknown field `cots`"),
         ("{\"ip\": \"nowhere\"}", "IP address"),
         ("{\"user\": \"a\", \"api_key\": \"b\"}", "both given"),
@@ -197,7 +201,7 @@ fn what_cannot_be_understood_changes_nothing_and_says_why() {
         assert_eq!(response.status, 400, "{body}");
         assert!(response.body.contains(message), "{body}: {}", response.body);
     }
-    assert_eq!(agent.metric("limiter_bad_requests_total"), 8.0);
+    assert_eq!(agent.metric("limiter_bad_requests_total"), 9.0);
     assert_eq!(agent.decide(json!({ "ip": "192.0.2.1" }))["remaining"], 29);
 }
 
@@ -246,9 +250,175 @@ fn a_peer_that_sends_slowly_is_sent_away() {
     let setup = Setup::new(KEYS, POLICY);
     let _agent = setup.start();
     let mut peer = std::os::unix::net::UnixStream::connect(setup.path("http.sock")).expect("a connection");
-    peer.set_read_timeout(Some(std::time::Duration::from_secs(30))).expect("a time-out");
+    peer.set_read_timeout(Some(Duration::from_secs(30))).expect("a time-out");
     peer.write_all(b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n[").expect("a head");
     let mut answer = String::new();
     peer.read_to_string(&mut answer).expect("the end of the connection");
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+}
+
+/// One rule of each algorithm, each for requests of its own path.
+fn policy_of_all_algorithms() -> String {
+    let rule = |name: &str, fields: &str| {
+        format!(
+            "[[endpoints]]\nname = \"{name}\"\nmatch = [\"/{name}\"]\n[[rules]]\nid = \"{name}\"\nscope = \"user\"\n\
+             endpoint = \"{name}\"\nlimit = 10\nwindow = \"1h\"\nalgorithm = \"{name}\"\n{fields}\n"
+        )
+    };
+    let leaky = rule("leaky_bucket", "burst = 9\nmax_delay = \"1s\"\nmode = \"shadow\"");
+    [
+        rule("sliding_window", ""),
+        rule("fixed_window", ""),
+        rule("sliding_log", ""),
+        rule("token_bucket", "burst_factor = 1.5"),
+        leaky,
+    ]
+    .concat()
+}
+
+#[test]
+fn every_algorithm_limits_and_says_what_is_left() {
+    let setup = Setup::new(KEYS, &policy_of_all_algorithms());
+    let agent = setup.start();
+    for (name, ceiling) in [("sliding_window", 10), ("fixed_window", 10), ("sliding_log", 10), ("token_bucket", 15)] {
+        let ask = |cost: i64| agent.decide(json!({ "user": "u_1", "path": format!("/{name}"), "cost": cost }));
+        for used in 1..=ceiling {
+            let answer = ask(1);
+            assert_eq!((&answer["allowed"], &answer["limit"]), (&json!(true), &json!(ceiling)), "{name}: {answer}");
+            assert_eq!(answer["remaining"], json!(ceiling - used), "{name}: {answer}");
+        }
+        let denied = ask(1);
+        assert_eq!((&denied["allowed"], &denied["rule"]), (&json!(false), &json!(name)), "{denied}");
+        let wait = denied["retry_after_ms"].as_u64().expect("a wait");
+        assert!((1..=2 * 3_600_000).contains(&wait), "{name}: {denied}");
+        // What did not happen is given back, and is never denied.
+        let back = ask(-3);
+        assert_eq!((&back["allowed"], &back["remaining"]), (&json!(true), &json!(3)), "{name}: {back}");
+        assert_eq!(ask(i64::MIN)["remaining"], json!(ceiling), "{name}");
+        assert_eq!(ask(ceiling)["remaining"], 0, "{name}");
+        assert_eq!(ask(0)["allowed"], false, "{name}");
+    }
+    // In shadow mode a leaky bucket holds nothing, and says what it would have denied.
+    let ask = || agent.decide(json!({ "user": "u_1", "path": "/leaky_bucket" }));
+    assert_eq!(ask()["shadow"], json!([]));
+    assert_eq!(ask()["shadow"], json!(["leaky_bucket"]));
+}
+
+#[test]
+fn a_rule_that_changes_its_algorithm_grants_nobody_a_fresh_start() {
+    let policy = |algorithm: &str| {
+        format!("[[rules]]\nid = \"r\"\nscope = \"user\"\nlimit = 10\nwindow = \"1d\"\nalgorithm = \"{algorithm}\"\n")
+    };
+    let setup = Setup::new(KEYS, &policy("fixed_window"));
+    let agent = setup.start();
+    assert_eq!(agent.decide(json!({ "user": "u_1", "cost": 6 }))["remaining"], 4);
+    for (algorithm, remaining) in [("token_bucket", 3), ("sliding_log", 2), ("sliding_window", 1), ("fixed_window", 0)]
+    {
+        agent.reload(&policy(algorithm));
+        assert_eq!(agent.decide(json!({ "user": "u_1" }))["remaining"], remaining, "{algorithm}");
+    }
+    assert_eq!(agent.decide(json!({ "user": "u_1" }))["allowed"], false);
+}
+
+fn shaping(limit: u64, burst: u64, max_delay: &str) -> String {
+    format!(
+        "[[rules]]\nid = \"shape\"\nscope = \"global\"\nlimit = {limit}\nwindow = \"1s\"\nalgorithm = \"leaky_bucket\"\n\
+         burst = {burst}\nmax_delay = \"{max_delay}\"\n"
+    )
+}
+
+#[test]
+fn answers_are_held_until_their_turn() {
+    // One every 50 ms.
+    let setup = Setup::new(KEYS, &shaping(20, 100, "500ms"));
+    let agent = setup.start();
+    let begin = Stopwatch::start();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..20)
+            .map(|client| {
+                let agent = &agent;
+                scope.spawn(move || {
+                    let response = if client % 2 == 0 {
+                        agent.check(&[])
+                    } else {
+                        http::post(&agent.setup().http(), "/v1/decide", &json!({})).expect("an answer")
+                    };
+                    let allowed = response.status == 200 && !response.body.contains("\"allowed\":false");
+                    (begin.elapsed(), allowed, response.header("retry-after").map(str::to_owned))
+                })
+            })
+            .collect();
+        asked.into_iter().map(|asked| asked.join().expect("a thread")).collect()
+    });
+    let mut turns: Vec<_> = answers.iter().filter(|(_, allowed, _)| *allowed).map(|(at, _, _)| *at).collect();
+    turns.sort();
+    // One at once and ten within 500 ms; more if asking took its time.
+    assert!((11..20).contains(&turns.len()), "{answers:?}");
+    for (number, at) in turns.iter().enumerate() {
+        let due = Duration::from_millis(50) * u32::try_from(number).expect("few");
+        assert!(*at >= due, "answer {number} at {at:?} in {turns:?}");
+    }
+    for (_, allowed, retry_after) in &answers {
+        assert_eq!(retry_after.is_none(), *allowed, "{answers:?}");
+    }
+    assert_eq!(agent.metric("limiter_held_answers"), 0.0);
+}
+
+#[test]
+fn thousands_of_held_answers_cost_memory_only_and_clients_that_go_free_their_places() {
+    use std::{io::Write, os::unix::net::UnixStream};
+    const CLIENTS: usize = 3000;
+    // One every 20 ms, and more places than clients.
+    let policy = shaping(1, 60, "60s").replace("\"1s\"", "\"1ms\"");
+    let policy = policy.replace("limit = 1\n", "limit = 1\ncost = 20\n").replace("burst = 60", "burst = 100000");
+    let setup = Setup::new(KEYS, &policy);
+    let agent = setup.start();
+    let number = |field: &str| -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).expect("the status of the agent");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field");
+        line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+    };
+    let held = || agent.metric("limiter_held_answers");
+    let (threads, memory_kb) = (number("Threads:"), number("VmRSS:"));
+    let clients: Vec<UnixStream> = (0..CLIENTS)
+        .map(|_| {
+            let mut client = UnixStream::connect(setup.path("http.sock")).expect("a connection");
+            client.write_all(b"GET /v1/check HTTP/1.1\r\nHost: x\r\n\r\n").expect("a request");
+            client
+        })
+        .collect();
+    // Some leave while others come.
+    limiter_tests::eventually::until("most are held", limiter_tests::agent::START, || {
+        (held() >= CLIENTS as f64 / 2.0).then_some(())
+    });
+    let grown_kb = number("VmRSS:").saturating_sub(memory_kb);
+    assert!(grown_kb < 16 * CLIENTS, "{grown_kb} KiB for {CLIENTS} answers");
+    assert_eq!(number("Threads:"), threads);
+    // Others are answered as ever.
+    assert!(setup.run(&["status"]).status.success());
+    let left = || agent.decide(json!({ "peek": true }))["remaining"].as_u64().expect("a number");
+    let before = left();
+    drop(clients);
+    limiter_tests::eventually::until("nobody is held", limiter_tests::agent::START, || (held() == 0.0).then_some(()));
+    // All places are free but perhaps that of whose turn it was.
+    limiter_tests::eventually::until("places are free", limiter_tests::agent::START, || {
+        (left() > 59_900).then_some(())
+    });
+    assert!(left() > before);
+}
+
+#[test]
+fn an_agent_that_stops_lets_held_answers_go() {
+    let setup = Setup::new(KEYS, &shaping(1, 10, "60s").replace("\"1s\"", "\"1m\"").replace("burst = 10", "burst = 1"));
+    let agent = setup.start();
+    assert_eq!(agent.check(&[]).status, 200);
+    let mut connection = Connection::open(&setup.http()).expect("a connection");
+    std::thread::scope(|scope| {
+        let held = scope.spawn(move || connection.request("GET", "/v1/check", &[], "").expect("an answer").status);
+        limiter_tests::eventually::until("it is held", limiter_tests::agent::START, || {
+            (agent.metric("limiter_held_answers") == 1.0).then_some(())
+        });
+        agent.stop();
+        assert_eq!(held.join().expect("a thread"), 200);
+    });
 }

@@ -13,7 +13,7 @@ use axum::{
 };
 use smallvec::SmallVec;
 
-use super::{body, gate::Gate, serve::Peer};
+use super::{body, gate::Gate, hold, serve::Peer};
 use crate::{limiter::Request, store::Charge};
 
 pub const ROUTE: &str = "/v1/check";
@@ -62,9 +62,11 @@ pub async fn check(
     let pairs: SmallVec<[(&str, &str); 4]> = pairs.collect();
     let (method, path) = pairs[0];
     let subject = gate.subject_of_headers(&headers, peer);
-    let decision =
+    let mut decision =
         gate.decide(&Request { subject: &subject, method, path, also: &pairs[1..], cost: 1, charge: Charge::Commit });
-    body::response(&decision, &headers, deny_status)
+    let mut response = body::response(&decision, &headers, deny_status);
+    hold::until(decision.turn.take(), gate.metrics(), &mut response);
+    response
 }
 
 /// The path of a URL, or the path itself. `//host/path` without a scheme is a path.

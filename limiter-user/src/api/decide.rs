@@ -1,6 +1,6 @@
 //! `POST /v1/decide`: the check for programs, single and in batches.
 
-use std::{borrow::Cow, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, cmp::Ordering, net::IpAddr, sync::Arc};
 
 use axum::{
     Extension,
@@ -11,7 +11,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{body, gate::Gate, headers, serve::Peer};
+use super::{body, gate::Gate, headers, hold, serve::Peer};
 use crate::{
     limiter::{Caller, Decision, Kind, Request, Subject},
     store::Charge,
@@ -33,8 +33,9 @@ struct Question {
     method: String,
     #[serde(default = "root")]
     path: String,
+    /// 0 is a question, and what is negative is given back. Wide enough for all that is either.
     #[serde(default = "one")]
-    cost: u64,
+    cost: i128,
     #[serde(default)]
     peek: bool,
 }
@@ -70,7 +71,7 @@ fn root() -> String {
     "/".into()
 }
 
-const fn one() -> u64 {
+const fn one() -> i128 {
     1
 }
 
@@ -90,9 +91,10 @@ fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
         serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
     match questions {
         Questions::Single(question) => {
-            let decision = ask(gate, peer, &understand(gate, question)?);
+            let mut decision = ask(gate, peer, &understand(gate, question)?);
             let mut response = json(&Reply::from(&decision));
             headers::add(&decision, response.headers_mut());
+            hold::until(decision.turn.take(), gate.metrics(), &mut response);
             Ok(response)
         }
         Questions::Batch(questions) if questions.len() > MAX_BATCH => {
@@ -103,8 +105,12 @@ fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
                 understand(gate, question).map_err(|error| format!("request {position} of the batch: {error}"))
             });
             let understood = understood.collect::<Result<Vec<_>, _>>()?;
-            let decisions: Vec<Decision> = understood.iter().map(|question| ask(gate, peer, question)).collect();
-            Ok(json(&decisions.iter().map(Reply::from).collect::<Vec<_>>()))
+            let mut decisions: Vec<Decision> = understood.iter().map(|question| ask(gate, peer, question)).collect();
+            let mut response = json(&decisions.iter().map(Reply::from).collect::<Vec<_>>());
+            // One answer for all of them, so it waits for the last.
+            let turns = decisions.iter_mut().filter_map(|decision| decision.turn.take());
+            hold::until(turns, gate.metrics(), &mut response);
+            Ok(response)
         }
     }
 }
@@ -116,6 +122,9 @@ fn understand(gate: &Gate, question: serde_json::Value) -> Result<Question, Stri
     }
     if question.user.as_ref().is_some_and(|user| user.is_empty() || user.len() > MAX_USER) {
         return Err(format!("user must have 1 to {MAX_USER} bytes"));
+    }
+    if question.peek && question.cost < 0 {
+        return Err("peek and a negative cost are both given: giving back is no question".into());
     }
     if let Some(plan) = &question.plan
         && !gate.has_plan(plan)
@@ -134,14 +143,19 @@ fn ask(gate: &Gate, peer: Peer, question: &Question) -> Decision {
         (None, None) => Caller::Anonymous,
     };
     let subject = Subject { caller, address: question.ip.map(|ip| gate.named_client(ip, peer)) };
+    let charge = match question.cost.cmp(&0) {
+        Ordering::Less => Charge::Refund,
+        Ordering::Greater if !question.peek => Charge::Commit,
+        Ordering::Greater | Ordering::Equal => Charge::Peek,
+    };
     gate.decide(&Request {
         subject: &subject,
         method: &question.method,
         path: &question.path,
         also: &[],
         // A cost of 0 asks what a request would be told, so it is decided as the smallest one.
-        cost: question.cost.max(1),
-        charge: if question.peek || question.cost == 0 { Charge::Peek } else { Charge::Commit },
+        cost: u64::try_from(question.cost.unsigned_abs()).unwrap_or(u64::MAX).max(1),
+        charge,
     })
 }
 

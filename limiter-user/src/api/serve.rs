@@ -27,13 +27,15 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
+use super::hold;
 use crate::config::Listen;
 
 /// Connections at one time, each of them a few KiB; more wait in the listen queue.
 const MAX_CONNECTIONS: usize = 16_384;
 /// How long a peer may take to send the head of a request, and so how long a silent connection is kept.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
-/// How long a request may take from its head to its answer, the body that a peer may send slowly included.
+/// How long a request may take from its head to its answer, the body that a peer may send slowly included. An answer that
+/// is held for its turn is ready by then.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of the buffer for a request head.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -161,15 +163,24 @@ trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 async fn serve_connection(stream: Box<dyn Stream>, peer: Peer, router: Router, shutdown: CancellationToken) {
+    let stopping = shutdown.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
-        let router = router.clone();
+        let (router, stopping) = (router.clone(), stopping.clone());
         async move {
             let answer = tokio::time::timeout(REQUEST_TIMEOUT, router.oneshot(request.map(Body::new))).await;
-            Ok::<_, Infallible>(match answer {
+            let mut answer = match answer {
                 Ok(answer) => answer.unwrap_or_else(|never| match never {}),
                 Err(_elapsed) => (StatusCode::REQUEST_TIMEOUT, [(header::CONNECTION, "close")]).into_response(),
-            })
+            };
+            if let Some(hold) = hold::take(&mut answer) {
+                tokio::select! {
+                    () = hold.wait() => {}
+                    // Nobody shapes any more, and a gateway without an answer answers with an error.
+                    () = stopping.cancelled() => {}
+                }
+            }
+            Ok::<_, Infallible>(answer)
         }
     });
     let connection = http1::Builder::new()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 use smallvec::SmallVec;
 
-use super::{Request, Touched};
+use super::{Request, Touched, Turn};
 use crate::{
     metrics::RuleMetrics,
     policy::{Rule, Scope},
@@ -37,7 +37,7 @@ impl Kind {
 }
 
 /// The answer to a request.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[must_use]
 pub struct Decision {
     pub kind: Kind,
@@ -49,6 +49,8 @@ pub struct Decision {
     pub shadow: SmallVec<[Arc<str>; 2]>,
     /// The denial of the address itself that lasts longest.
     pub address_denial: Option<AddressDenial>,
+    /// To be waited for before the answer is given.
+    pub turn: Option<Turn>,
 }
 
 /// State of the rule that decided: the longest wait of those that deny, else the least remaining.
@@ -73,9 +75,14 @@ pub struct AddressDenial {
 }
 
 impl Decision {
+    /// Whether a limit denies it.
+    pub const fn is_refusal(&self) -> bool {
+        matches!(self.kind, Kind::Denied | Kind::Unsatisfiable)
+    }
+
     pub(super) fn without_rule(unauthenticated: bool, now: UnixMicros) -> Self {
         let kind = if unauthenticated { Kind::Unauthenticated } else { Kind::Allowed };
-        Self { kind, now, answer: None, shadow: SmallVec::new(), address_denial: None }
+        Self { kind, now, answer: None, shadow: SmallVec::new(), address_denial: None, turn: None }
     }
 }
 
@@ -131,8 +138,8 @@ pub(super) fn conclude(
     }
     decision.answer = Some(Answer {
         rule: Arc::clone(&rules[index].id),
-        ceiling: cell.window.ceiling,
-        window_us: cell.window.window_us,
+        ceiling: cell.algorithm.ceiling(),
+        window_us: cell.algorithm.quota_us(),
         remaining: outcome.remaining,
         reset_us: outcome.reset_us,
         retry_after_us: match outcome.outcome {

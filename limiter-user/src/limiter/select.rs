@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode, sliding_window::Window};
+use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode};
 
 use crate::{
     identity::ClientAddress,
@@ -78,11 +78,11 @@ impl Subject {
 
 /// The counter of `rule` for this request; `None` when the rule does not apply to its caller or sets no limit.
 pub(super) fn cell(rule: &Rule, request: &Request<'_>, plan: Option<usize>, prefixes: SrcPrefixes) -> Option<Cell> {
-    let Limit::Ceiling(ceiling) = rule.limit_for(plan) else { return None };
+    let Limit::Limited(algorithm) = rule.limit_for(plan) else { return None };
     let identity = request.subject.identity(rule.scope, prefixes)?;
     Some(Cell {
         key: CounterKey { identity, rule: Arc::clone(&rule.id) },
-        window: Window { window_us: rule.window_us, ceiling },
+        algorithm,
         cost: request.cost.saturating_mul(rule.cost),
         enforced: rule.mode == EnforcementMode::Enforce,
     })

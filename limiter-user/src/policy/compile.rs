@@ -1,5 +1,7 @@
 //! Second stage of reading a policy: what the fields mean, with every name resolved.
 
+mod shape;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt::Display,
@@ -10,6 +12,7 @@ use std::{
 
 use ipnet::IpNet;
 use limiter_common::{
+    bucket::Bucket,
     quota::{Quota, QuotaError, Rate},
     rule::EnforcementMode,
     schema::{MAX_ACL_PREFIXES, MAX_RULE_PREFIXES},
@@ -17,6 +20,7 @@ use limiter_common::{
     stats::RULE_SLOTS,
 };
 
+use self::shape::Shape;
 use super::{
     Endpoints, Limit, PacketRuleSpec, Policy, Rule, Scope,
     endpoints::Pattern,
@@ -255,25 +259,20 @@ fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rul
         index_of(name, names.endpoints, "endpoint group", |message| value.error(message))
     });
     let window = required(raw.window.as_ref(), &raw.place, "window").and_then(window_us);
-    if let Some(value) = &raw.algorithm
-        && !value.is_later(&["token_bucket", "fixed_window", "sliding_log", "leaky_bucket"])
-    {
-        value.one_of(&[("sliding_window", ())]);
-    }
     if let Some(value) = &raw.precision
         && !value.is_later(&["leased", "strict", "local"])
     {
         value.one_of(&[("async", ())]);
     }
-    let burst_factor = raw.burst_factor.as_ref().and_then(burst_factor).unwrap_or(BurstFactor::ONE);
+    let shape = Shape::read(raw, window);
     let cost = raw.cost.as_ref().and_then(|value| value.within(1..=MAX_CEILING)).unwrap_or(1);
-    let (limit, plans) = limits(raw, names, burst_factor, cost)?;
+    let (limit, plans) = limits(raw, names, &shape, cost)?;
     Some(Rule {
         id: id?,
         scope: scope?,
         endpoint,
         window_us: window?,
-        burst_factor,
+        burst_factor: shape.burst_factor,
         limit,
         plans,
         cost,
@@ -317,15 +316,15 @@ fn burst_factor(value: &Value<'_>) -> Option<BurstFactor> {
 fn limits(
     raw: &RawRule<'_>,
     names: &RuleNames<'_>,
-    burst_factor: BurstFactor,
+    shape: &Shape,
     cost: u64,
 ) -> Option<(Limit, BTreeMap<usize, Limit>)> {
-    let own = raw.limit.as_ref().map(|value| limit(value, burst_factor, cost));
+    let own = raw.limit.as_ref().map(|value| limit(value, shape, cost));
     let mut plans = BTreeMap::new();
     let mut is_whole = !matches!(own, Some(None));
     for (name, value) in raw.plans.as_ref().and_then(Value::table).map(Table::named).unwrap_or_default() {
         let plan = index_of(name, names.plans, "plan", |message| value.error(message));
-        match (plan, limit(&value, burst_factor, cost)) {
+        match (plan, limit(&value, shape, cost)) {
             (Some(plan), Some(limit)) => drop(plans.insert(plan, limit)),
             (None, _) | (_, None) => is_whole = false,
         }
@@ -340,8 +339,12 @@ fn limits(
     let missing: Vec<&str> = missing.map(|(_, name)| &**name).collect();
     // Requests without a plan get the strictest limit that any plan has.
     let strictest = plans.values().copied().min_by_key(|limit| match limit {
-        Limit::Ceiling(ceiling) => (false, *ceiling),
-        Limit::Unlimited => (true, 0),
+        // Of queues of one length, the one that moves most slowly.
+        Limit::Limited(algorithm) => {
+            let interval_ns = algorithm.bucket().map_or(0, Bucket::interval_ns);
+            (false, algorithm.ceiling(), u64::MAX - interval_ns)
+        }
+        Limit::Unlimited => (true, 0, 0),
     });
     match strictest {
         Some(strictest) if missing.is_empty() => Some((strictest, plans)),
@@ -357,7 +360,7 @@ fn limits(
     }
 }
 
-fn limit(value: &Value<'_>, burst_factor: BurstFactor, cost: u64) -> Option<Limit> {
+fn limit(value: &Value<'_>, shape: &Shape, cost: u64) -> Option<Limit> {
     if value.as_str() == Some(UNLIMITED) {
         return Some(Limit::Unlimited);
     }
@@ -370,14 +373,21 @@ fn limit(value: &Value<'_>, burst_factor: BurstFactor, cost: u64) -> Option<Limi
         value.error("limit is 0: use \"unlimited\" or remove the entry");
         return None;
     }
-    match burst_factor.ceiling(limit).filter(|ceiling| *ceiling <= MAX_CEILING) {
-        Some(ceiling) if cost > ceiling => {
-            value.error(format_args!("no request could ever pass: each costs {cost}, and the most is {ceiling}"));
+    let Some(most) = shape.burst_factor.ceiling(limit).filter(|ceiling| *ceiling <= MAX_CEILING) else {
+        value.error(format_args!("times the burst factor it is above 2^53 ({MAX_CEILING}): use \"unlimited\""));
+        return None;
+    };
+    // Where the window is a mistake already, there is no rule to make.
+    let Some(window_us) = shape.window_us else { return Some(Limit::Unlimited) };
+    match shape.algorithm(limit, window_us, most) {
+        Ok(algorithm) if cost > algorithm.ceiling() => {
+            let most = algorithm.ceiling();
+            value.error(format_args!("no request could ever pass: each costs {cost}, and the most is {most}"));
             None
         }
-        Some(ceiling) => Some(Limit::Ceiling(ceiling)),
-        None => {
-            value.error(format_args!("times the burst factor it is above 2^53 ({MAX_CEILING}): use \"unlimited\""));
+        Ok(algorithm) => Some(Limit::Limited(algorithm)),
+        Err(error) => {
+            value.error(error);
             None
         }
     }

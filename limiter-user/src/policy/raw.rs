@@ -9,7 +9,7 @@ raw_table!(RawEndpoint in place { name, r#match });
 raw_table!(RawPlan { description });
 
 raw_table!(RawRule in place {
-    id, scope, endpoint, limit, plans, window, algorithm, burst_factor, cost, precision, mode;
+    id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, max_delay, cost, precision, mode;
     later on_store_failure, region
 });
 

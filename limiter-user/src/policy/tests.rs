@@ -1,4 +1,4 @@
-use limiter_common::quota::Rate;
+use limiter_common::{bucket::Bucket, leaky_bucket::LeakyBucket, quota::Rate, sliding_window::Window};
 
 use super::*;
 
@@ -38,24 +38,26 @@ fn an_empty_policy_limits_nothing() {
 fn the_example_is_valid() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policy.toml"));
     let policy = Policy::load(path).unwrap();
-    assert_eq!((policy.rules.len(), policy.packet_rules.len()), (4, 3));
+    assert_eq!((policy.rules.len(), policy.packet_rules.len()), (5, 3));
     let (free, pro) = (policy.plan("free").unwrap(), policy.plan("pro").unwrap());
-    let [total, search, login, address] = &policy.rules[..] else { panic!("{policy:?}") };
+    let [total, search, login, export, address] = &policy.rules[..] else { panic!("{policy:?}") };
 
     assert_eq!(
         (&*total.id, total.scope, total.endpoint, total.window_us),
         ("client-total", Scope::User, None, 60_000_000)
     );
-    assert_eq!(total.limit_for(Some(free)), Limit::Ceiling(100));
-    assert_eq!(total.limit_for(Some(pro)), Limit::Ceiling(1000));
+    assert_eq!(total.limit_for(Some(free)).ceiling(), Some(100));
+    assert_eq!(total.limit_for(Some(pro)).ceiling(), Some(1000));
     // Without a limit of its own the rule holds everybody else to the strictest plan.
-    assert_eq!(total.limit_for(None), Limit::Ceiling(100));
+    assert_eq!(total.limit_for(None).ceiling(), Some(100));
 
     assert_eq!((search.scope, search.endpoint, search.mode), (Scope::Key, Some(0), EnforcementMode::Enforce));
-    assert_eq!(search.limit_for(None), Limit::Ceiling(25));
-    assert_eq!(search.limit_for(Some(free)), Limit::Ceiling(25));
+    assert_eq!(search.limit_for(None).ceiling(), Some(25));
+    assert_eq!(search.limit_for(Some(free)).ceiling(), Some(25));
     assert_eq!(search.limit_for(Some(pro)), Limit::Unlimited);
     assert_eq!((login.scope, login.endpoint, login.cost), (Scope::Ip, Some(1), 1));
+    let bucket = LeakyBucket::new(2, 1_000_000, 10, 5_000_000).unwrap();
+    assert_eq!(export.limit, Limit::Limited(Algorithm::LeakyBucket { bucket, window_us: 1_000_000 }));
     assert_eq!(address.mode, EnforcementMode::Shadow);
 
     let matches = |method, path| policy.endpoints.matches(method, path, &mut Scratch::default()).to_vec();
@@ -84,8 +86,75 @@ fn burst_factors_are_exact() {
         ("1000", 1, 1000),
     ] {
         let policy = parse(&rule(&format!("limit = {limit}\nburst_factor = {factor}"))).expect(factor);
-        assert_eq!(policy.rules[0].limit, Limit::Ceiling(ceiling), "{factor}");
+        assert_eq!(policy.rules[0].limit.ceiling(), Some(ceiling), "{factor}");
     }
+}
+
+#[test]
+fn each_algorithm_has_its_parameters() {
+    let window = Window { window_us: 1_000_000, ceiling: 12 };
+    let window_us = 1_000_000;
+    for (fields, expected) in [
+        ("", Algorithm::SlidingWindow(window)),
+        ("algorithm = \"sliding_window\"", Algorithm::SlidingWindow(window)),
+        ("algorithm = \"fixed_window\"", Algorithm::FixedWindow(window)),
+        ("algorithm = \"sliding_log\"", Algorithm::SlidingLog(window)),
+        (
+            "algorithm = \"token_bucket\"",
+            Algorithm::TokenBucket { bucket: Bucket::new(10, window_us, 12).unwrap(), window_us },
+        ),
+    ] {
+        let policy = parse(&rule(&format!("limit = 10\nburst_factor = 1.2\n{fields}"))).expect(fields);
+        assert_eq!(policy.rules[0].limit, Limit::Limited(expected), "{fields}");
+    }
+    for (fields, max_delay_us) in [("", 60_000_000), ("max_delay = \"250ms\"", 250_000)] {
+        let fields = format!("limit = 10\nalgorithm = \"leaky_bucket\"\nburst = 3\n{fields}");
+        let bucket = LeakyBucket::new(10, window_us, 3, max_delay_us).unwrap();
+        let policy = parse(&rule(&fields)).expect(&fields);
+        assert_eq!(policy.rules[0].limit, Limit::Limited(Algorithm::LeakyBucket { bucket, window_us }), "{fields}");
+    }
+}
+
+#[test]
+fn a_limit_of_any_size_is_an_error_or_what_it_says() {
+    let limits = [0, 1, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 1, (1 << 32) + 1, 1 << 53, (1 << 53) + 1];
+    let mut accepted = 0;
+    for limit in limits.into_iter().chain([u64::MAX >> 1, u64::MAX]) {
+        for window in ["1ms", "1s", "1h", "100d", "366d"] {
+            for (name, burst) in [
+                ("sliding_window", None),
+                ("fixed_window", None),
+                ("sliding_log", None),
+                ("token_bucket", None),
+                ("leaky_bucket", Some(5)),
+            ] {
+                let burst_field = burst.map_or_else(String::new, |burst| format!("burst = {burst}"));
+                let text = rule(&format!("limit = {limit}\nalgorithm = \"{name}\"\n{burst_field}"))
+                    .replace("\"1s\"", &format!("\"{window}\""));
+                match parse(&text) {
+                    Ok(policy) => {
+                        accepted += 1;
+                        let most = burst.map_or(limit, |burst| burst + 1);
+                        assert_eq!(policy.rules[0].limit.ceiling(), Some(most), "{text}");
+                    }
+                    Err(errors) => {
+                        let errors = errors.to_string();
+                        let is_right = match (limit, name) {
+                            (0, _) => errors.contains("limit is 0"),
+                            (limit, _) if limit > 1 << 53 => errors.contains("2^53") || errors.contains("too large"),
+                            (_, "sliding_log") => limit > 10_000 && errors.contains("10000 at most"),
+                            (_, "token_bucket" | "leaky_bucket") => {
+                                errors.contains("too high for a bucket") || errors.contains("more than 104 days")
+                            }
+                            _ => false,
+                        };
+                        assert!(is_right && errors.contains("rules[0].limit: "), "{text}: {errors}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(accepted >= 100, "{accepted}");
 }
 
 #[test]
@@ -197,10 +266,51 @@ fn bad_policies_are_refused_with_line_and_key() {
             "11: rules[0].endpoint: there is no endpoint group \"login\": declared are search",
         ),
         (
-            limit("algorithm = \"token_bucket\""),
-            "8: rules[0].algorithm: \"token_bucket\" is not available in this version",
+            rule("limit = 10001\nalgorithm = \"sliding_log\""),
+            "7: rules[0].limit: sliding_log remembers each admission, 10000 at most: use sliding_window",
         ),
-        (limit("algorithm = \"magic\""), "8: rules[0].algorithm: \"magic\" is not one of \"sliding_window\""),
+        (
+            rule("limit = 5001\nburst_factor = 2\nalgorithm = \"sliding_log\""),
+            "7: rules[0].limit: sliding_log remembers each admission, 10000 at most: use sliding_window",
+        ),
+        (
+            limit("algorithm = \"magic\""),
+            "8: rules[0].algorithm: \"magic\" is not one of \"sliding_window\", \"token_bucket\", \"fixed_window\", \
+             \"sliding_log\", \"leaky_bucket\"",
+        ),
+        (
+            limit("algorithm = \"leaky_bucket\""),
+            "3: rules[0].burst: is missing: leaky_bucket needs to know how many requests may wait",
+        ),
+        (limit("algorithm = \"leaky_bucket\"\nburst = 0"), "9: rules[0].burst: 0 is outside 1 to 9007199254740992"),
+        (
+            limit("algorithm = \"leaky_bucket\"\nburst = 5\nburst_factor = 2"),
+            "10: rules[0].burst_factor: has no meaning for leaky_bucket: burst says how many requests may wait",
+        ),
+        (
+            limit("algorithm = \"leaky_bucket\"\nburst = 5\nmax_delay = \"61s\""),
+            "10: rules[0].max_delay: a delay is at least 1 ms and at most 60 s: gateways do not wait longer for an answer",
+        ),
+        (
+            limit("algorithm = \"leaky_bucket\"\nburst = 5\ncost = 7"),
+            "7: rules[0].limit: no request could ever pass: each costs 7, and the most is 6",
+        ),
+        (
+            limit("algorithm = \"token_bucket\"\nburst = 5"),
+            "9: rules[0].burst: is a field of leaky_bucket: other algorithms have burst_factor",
+        ),
+        (
+            limit("max_delay = \"1s\""),
+            "8: rules[0].max_delay: is a field of leaky_bucket: other algorithms hold no answer",
+        ),
+        (
+            rule("limit = 9007199254740992\nalgorithm = \"token_bucket\""),
+            "7: rules[0].limit: the rate is too high for a bucket, whose units take whole nanoseconds: use sliding_window",
+        ),
+        (
+            rule("limit = 1\nalgorithm = \"token_bucket\"").replace("1s", "366d"),
+            "7: rules[0].limit: an exhausted bucket would take more than 104 days to fill: use sliding_window",
+        ),
         (limit("precision = \"strict\""), "8: rules[0].precision: \"strict\" is not available in this version"),
         (limit("on_store_failure = \"open\""), "8: rules[0].on_store_failure: is not available in this version"),
         (limit("region = \"home\""), "8: rules[0].region: is not available in this version"),
@@ -335,8 +445,8 @@ fn all_mistakes_are_reported_at_once() {
         "7: rules[0].endpoint: there is no endpoint group \"b\": declared are a",
         "8: rules[0].limit: limit is 0: use \"unlimited\" or remove the entry",
         "9: rules[0].window: \"1x\" is not a duration such as \"50ms\" (us, ms, s, m, h, d)",
-        "10: rules[0].extra: unknown field: known are id, scope, endpoint, limit, plans, window, algorithm, burst_factor, \
-         cost, precision, mode, on_store_failure, region",
+        "10: rules[0].extra: unknown field: known are id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, \
+         max_delay, cost, precision, mode, on_store_failure, region",
         "12: packet_rules[0].id: \"r\" is the name of a rule above already",
         "13: packet_rules[0].cidr: ::1/64 has bits set beyond its length: did you mean ::/64?",
         "14: packet_rules[0].bytes: expected a table, found an integer",

@@ -1,262 +1,561 @@
 //! One counter as this node knows it: what it admitted itself, what the others are known to have admitted, and how
 //! much of its own the shared store has confirmed. Pure: `lua/sync.lua` is the other half of the exchange.
 
-use limiter_common::sliding_window::{Counts, Window};
+use limiter_common::{
+    sliding_log,
+    sliding_window::{Counts, Window},
+};
 
-use super::CounterKey;
+use self::{bucket::BucketState, log::LogState, windows::WindowState};
+use super::{
+    CounterKey,
+    algorithm::{Algorithm, Kind, View, in_ns},
+};
 
-/// What one node has admitted on one counter: totals of two windows, not differences. Sending them twice changes
-/// nothing, and whatever a lost message said, the next one says again.
+mod bucket;
+mod log;
+mod windows;
+
+/// What one node has admitted on one counter: totals, not differences. Sending them twice changes nothing, and whatever a
+/// lost message said, the next one says again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnTotals {
     pub key: CounterKey,
+    /// Names this node's part of the counter. Drawn anew for each counter that this node creates: one that was given up
+    /// and comes back starts at 0 beside what it had admitted before.
+    pub tag: u32,
     pub window_us: u64,
-    /// `current` is of the window `index`, `previous` of the one before.
-    pub counts: Counts,
-    /// What the shared store had confirmed of `counts.current` before.
-    pub acknowledged_current: u64,
+    pub state: OwnState,
+}
+
+impl OwnTotals {
+    /// Whether the shared store has confirmed a part of them that it should still have.
+    pub(super) const fn is_known(&self) -> bool {
+        matches!(self.state, OwnState::Windows { acknowledged_current: 1.., .. })
+    }
+}
+
+/// One admission of a log, named by the node's tag and a number of its own: told twice, it is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoggedAdmission {
+    pub tag: u32,
+    pub number: u32,
+    pub at_us: u64,
+    /// Less what was given back of it.
+    pub cost: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnState {
+    Windows {
+        /// `current` is of the window `index`, `previous` of the one before.
+        counts: Counts,
+        /// What the shared store had confirmed of `counts.current` before.
+        acknowledged_current: u64,
+    },
+    Bucket {
+        interval_ns: u64,
+        /// Time that the exhausted bucket takes to fill.
+        fill_ns: u64,
+        /// Units taken since this node knows the counter, less those given back.
+        total: u64,
+        /// What the shared store had confirmed of `total` before.
+        acknowledged: u64,
+        /// The bucket as this node sees it: what it took itself cannot be more than what that lacks.
+        tat_ns: u64,
+    },
+    /// The admissions that the shared store does not have as they are.
+    Log { admissions: Vec<LoggedAdmission> },
 }
 
 /// What the shared store knows of a counter after it has taken this node's totals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedCounts {
-    /// Sums over all nodes.
-    pub counts: Counts,
-    /// This node's part of them.
-    pub own_previous: u64,
-    pub own_current: u64,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SharedCounts {
+    Windows {
+        /// Sums over all nodes.
+        counts: Counts,
+        /// This node's part of them.
+        own_previous: u64,
+        own_current: u64,
+    },
+    Bucket {
+        /// Of all nodes together.
+        tat_ns: u64,
+        /// This node's total in it.
+        own_total: u64,
+    },
+    /// All admissions that count, this node's as well.
+    Log { admissions: Vec<LoggedAdmission> },
 }
 
-/// Counts of the current window and of the one before it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Pair {
-    previous: u64,
-    current: u64,
+/// The tag beside the state fills what would be padding: a counter is as small as its numbers.
+#[derive(Clone, Debug)]
+enum State {
+    Windows { tag: u32, counts: WindowState },
+    Bucket { tag: u32, bucket: BucketState },
+    Log { tag: u32, log: Box<LogState> },
 }
 
-impl Pair {
-    fn roll(&mut self) {
-        *self = Self { previous: self.current, current: 0 };
-    }
-
-    /// The same counts, read as those of a window of another length. A shorter window gets its share, rounded up; a
-    /// longer one gets them as they are.
-    fn rescale(self, from_us: u64, to_us: u64) -> Self {
-        let scale = |count: u64| {
-            let scaled = (u128::from(count) * u128::from(to_us)).div_ceil(u128::from(from_us));
-            u64::try_from(scaled).unwrap_or(u64::MAX).min(count)
-        };
-        Self { previous: scale(self.previous), current: scale(self.current) }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Counter {
     window_us: u64,
-    index: u64,
-    own: Pair,
-    others: Pair,
-    acknowledged: Pair,
+    state: State,
 }
 
+const _: () = assert!(size_of::<Counter>() == 8 + 8 + 7 * 8);
+
 impl Counter {
-    pub(super) fn new(window: &Window, now_us: u64) -> Self {
-        Self {
-            window_us: window.window_us,
-            index: window.index(now_us),
-            own: Pair::default(),
-            others: Pair::default(),
-            acknowledged: Pair::default(),
+    pub(super) fn new(algorithm: &Algorithm, now_us: u64, tag: u32) -> Self {
+        let state = match algorithm.kind() {
+            Kind::Windows => State::Windows { tag, counts: WindowState::new(now_us / algorithm.window_us()) },
+            Kind::Bucket(bucket) => State::Bucket { tag, bucket: BucketState::new(bucket, 0) },
+            Kind::Log(_) => State::Log { tag, log: Box::default() },
+        };
+        Self { window_us: algorithm.window_us(), state }
+    }
+
+    /// What the counter stands for: everybody's counts. `need` is what has to fit, for the wait if it does not. The counter
+    /// must have been moved to the request.
+    #[inline]
+    pub(super) fn view(&self, algorithm: &Algorithm, now_us: u64, need: u64) -> View {
+        match &self.state {
+            State::Windows { counts, .. } => View::Windows(counts.counts()),
+            State::Bucket { bucket, .. } => View::Bucket { tat_ns: bucket.tat_ns() },
+            State::Log { log, .. } => Self::view_of_log(log, algorithm, now_us, need),
         }
     }
 
-    pub(super) const fn window_us(&self) -> u64 {
-        self.window_us
-    }
-
-    /// What the counter stands for: everybody's counts.
-    pub(super) const fn counts(&self) -> Counts {
-        Counts {
-            index: self.index,
-            previous: self.own.previous.saturating_add(self.others.previous),
-            current: self.own.current.saturating_add(self.others.current),
+    fn view_of_log(log: &LogState, algorithm: &Algorithm, now_us: u64, need: u64) -> View {
+        let Kind::Log(window) = algorithm.kind() else { return algorithm.unused(now_us) };
+        let used = log.used(window, now_us);
+        View::Log {
+            used,
+            wait_us: sliding_log::wait_us(window, used, log.admissions(), now_us, need),
+            reset_us: log.expires_us(window.window_us).max(now_us),
         }
     }
 
-    /// Moves the counter to the window that `now_us` is in. Returns how much of this node's own counts was never
-    /// confirmed and belongs to windows that are over: they weigh nothing any more, but somebody may want to know.
-    ///
-    /// - A clock that is one window behind leaves the counter in its window ([`Counts::at`]). One that is further
-    ///   behind has been wrong before: the counts are kept and read as those of the window of `now_us`, so that no
-    ///   counter waits for a time that was never true.
-    /// - A policy may give its rule another window. The counts stay, in proportion when the window became shorter, so
-    ///   a reload grants nobody a fresh window and locks nobody out for what was allowed under the old one.
-    pub(super) fn move_to(&mut self, window_us: u64, now_us: u64) -> u64 {
-        let mut unconfirmed = 0;
-        if window_us != self.window_us {
-            unconfirmed += self.advance(now_us / self.window_us);
-            for pair in [&mut self.own, &mut self.others, &mut self.acknowledged] {
-                *pair = pair.rescale(self.window_us, window_us);
+    /// The same as moving it and looking at it, without a change.
+    pub(super) fn peek(&self, algorithm: &Algorithm, now_us: u64, need: u64) -> View {
+        match (&self.state, algorithm.kind()) {
+            (State::Log { log, .. }, Kind::Log(_)) => Self::view_of_log(log, algorithm, now_us, need),
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => {
+                let mut counter = self.clone();
+                counter.move_to(algorithm, now_us);
+                counter.view(algorithm, now_us, need)
             }
-            self.window_us = window_us;
-            self.index = now_us / window_us;
         }
-        let index = now_us / window_us;
-        if self.index > index.saturating_add(1) {
-            self.index = index;
-        }
-        unconfirmed.saturating_add(self.advance(index))
     }
 
-    fn advance(&mut self, index: u64) -> u64 {
-        let windows = index.saturating_sub(self.index);
-        if windows == 0 {
-            return 0;
+    /// Moves the counter to `now_us`, and to the algorithm and window that its rule has by now. Returns how much of this
+    /// node's own counts was never confirmed and weighs nothing any more, but somebody may want to know.
+    ///
+    /// A policy may give its rule another window or algorithm. Nobody gets a fresh window by that, nor is locked out for
+    /// what was allowed before:
+    /// - counts of a window stay, in proportion when it became shorter;
+    /// - a bucket keeps the share of it that is taken;
+    /// - between windows, a bucket and a log, as many units stay taken as were.
+    #[inline]
+    pub(super) fn move_to(&mut self, algorithm: &Algorithm, now_us: u64) -> u64 {
+        let window_us = algorithm.window_us();
+        match (&mut self.state, algorithm.kind()) {
+            (State::Windows { counts, .. }, Kind::Windows) => {
+                let late = counts.move_to(self.window_us, window_us, now_us);
+                self.window_us = window_us;
+                late
+            }
+            (State::Bucket { bucket: state, .. }, Kind::Bucket(bucket)) => {
+                state.move_to(bucket, self.window_us, window_us, now_us);
+                self.window_us = window_us;
+                0
+            }
+            (State::Log { log, .. }, Kind::Log(window)) => {
+                self.window_us = window_us;
+                log.move_to(window, now_us)
+            }
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => self.convert(algorithm, now_us),
         }
-        let mut unconfirmed = self.own.previous.saturating_sub(self.acknowledged.previous);
-        if windows > 1 {
-            unconfirmed = unconfirmed.saturating_add(self.own.current.saturating_sub(self.acknowledged.current));
-        }
-        for pair in [&mut self.own, &mut self.others, &mut self.acknowledged] {
-            if windows == 1 { pair.roll() } else { *pair = Pair::default() }
-        }
-        self.index = index;
-        unconfirmed
     }
 
-    pub(super) fn charge(&mut self, cost: u64) {
-        self.own.current = self.own.current.saturating_add(cost);
+    /// Other nodes and the shared store do the same with what they know, so what is carried over is nobody's own.
+    #[cold]
+    fn convert(&mut self, algorithm: &Algorithm, now_us: u64) -> u64 {
+        let late = self.unconfirmed();
+        let window_us = algorithm.window_us();
+        let old = Window { window_us: self.window_us, ceiling: 0 };
+        let (tag, taken) = match &mut self.state {
+            State::Windows { tag, counts } => {
+                counts.move_to(self.window_us, self.window_us, now_us);
+                (*tag, old.estimate(&counts.counts(), now_us))
+            }
+            State::Bucket { tag, bucket } => (*tag, bucket.taken_units(now_us)),
+            State::Log { tag, log } => (*tag, log.used(&old, now_us)),
+        };
+        let tag = next_tag(tag);
+        self.state = match algorithm.kind() {
+            Kind::Windows => State::Windows { tag, counts: WindowState::of_others(now_us / window_us, taken) },
+            Kind::Bucket(bucket) => {
+                let tat_ns = bucket.taken(0, in_ns(now_us), taken.min(bucket.burst()));
+                State::Bucket { tag, bucket: BucketState::new(bucket, tat_ns) }
+            }
+            Kind::Log(_) => State::Log { tag, log: Box::new(LogState::of_others(now_us, taken)) },
+        };
+        self.window_us = window_us;
+        late
+    }
+
+    /// The counter must have been moved to the request.
+    #[inline]
+    pub(super) fn charge(&mut self, algorithm: &Algorithm, now_us: u64, cost: u64) {
+        match (&mut self.state, algorithm.bucket()) {
+            (State::Windows { counts, .. }, _) => counts.charge(cost),
+            (State::Bucket { bucket: state, .. }, Some(bucket)) => state.charge(bucket, now_us, cost),
+            (State::Log { tag, log }, _) => log.charge(*tag, now_us, cost),
+            (State::Bucket { .. }, None) => {}
+        }
+    }
+
+    /// Gives back what this node itself has taken, at most. The counter must have been moved to the request.
+    pub(super) fn give_back(&mut self, algorithm: &Algorithm, now_us: u64, cost: u64) {
+        match (&mut self.state, algorithm.bucket()) {
+            (State::Windows { counts, .. }, _) => counts.give_back(cost),
+            (State::Bucket { bucket: state, .. }, Some(bucket)) => state.give_back(bucket, now_us, cost),
+            (State::Log { tag, log }, _) => log.give_back(*tag, cost),
+            (State::Bucket { .. }, None) => {}
+        }
     }
 
     /// The instant from which the counter says nothing that an absent one does not say.
-    pub(super) const fn expires_us(&self) -> u64 {
-        self.index.saturating_add(2).saturating_mul(self.window_us)
+    pub(super) fn expires_us(&self) -> u64 {
+        match &self.state {
+            State::Windows { counts, .. } => counts.expires_us(self.window_us),
+            State::Bucket { bucket, .. } => bucket.tat_ns().div_ceil(1000),
+            State::Log { log, .. } => log.expires_us(self.window_us),
+        }
     }
 
-    pub(super) const fn is_expired(&self, now_us: u64) -> bool {
+    pub(super) fn is_expired(&self, now_us: u64) -> bool {
         self.expires_us() <= now_us
     }
 
-    /// Own counts that the shared store has not confirmed.
-    pub(super) const fn unconfirmed(&self) -> u64 {
-        let previous = self.own.previous.saturating_sub(self.acknowledged.previous);
-        previous.saturating_add(self.own.current.saturating_sub(self.acknowledged.current))
+    /// How much is in it: what is given up for want of room is that which has least.
+    pub(super) fn weight(&self, now_us: u64) -> u64 {
+        match &self.state {
+            State::Windows { counts, .. } => {
+                let counts = counts.counts();
+                counts.previous.saturating_add(counts.current)
+            }
+            State::Bucket { bucket, .. } => bucket.taken_units(now_us),
+            State::Log { log, .. } => log.weight(),
+        }
     }
 
-    pub(super) const fn has_own_counts(&self) -> bool {
-        self.own.previous != 0 || self.own.current != 0
+    /// Own units that the shared store has not confirmed.
+    pub(super) fn unconfirmed(&self) -> u64 {
+        match &self.state {
+            State::Windows { counts, .. } => counts.unconfirmed(),
+            State::Bucket { bucket, .. } => bucket.unconfirmed(),
+            State::Log { log, .. } => log.unconfirmed(),
+        }
+    }
+
+    /// Whether the shared store knows something else of this node than this node does.
+    fn differs(&self) -> bool {
+        match &self.state {
+            State::Windows { counts, .. } => counts.differs(),
+            State::Bucket { bucket, .. } => bucket.differs(),
+            State::Log { log, .. } => log.differs(),
+        }
+    }
+
+    /// Whether there is anything to tell the shared store.
+    pub(super) fn has_own_counts(&self) -> bool {
+        match &self.state {
+            State::Windows { counts, .. } => counts.has_own_counts(),
+            State::Bucket { bucket, .. } => bucket.has_own_counts(),
+            State::Log { tag, log } => log.has_own(*tag),
+        }
+    }
+
+    /// Moves on to `now_us` with the parameters that it has. Returns the same as [`Self::move_to`].
+    pub(super) fn advance_to(&mut self, now_us: u64) -> u64 {
+        match &mut self.state {
+            State::Windows { counts, .. } => counts.move_to(self.window_us, self.window_us, now_us),
+            State::Bucket { .. } => 0,
+            State::Log { log, .. } => log.move_to(&Window { window_us: self.window_us, ceiling: 0 }, now_us),
+        }
     }
 
     pub(super) fn own_totals(&self, key: CounterKey) -> OwnTotals {
-        let Pair { previous, current } = self.own;
-        OwnTotals {
-            key,
-            window_us: self.window_us,
-            counts: Counts { index: self.index, previous, current },
-            acknowledged_current: self.acknowledged.current,
-        }
+        let (tag, state) = match &self.state {
+            State::Windows { tag, counts } => (*tag, counts.own_state()),
+            State::Bucket { tag, bucket } => (*tag, bucket.own_state()),
+            State::Log { tag, log } => (*tag, OwnState::Log { admissions: log.untold() }),
+        };
+        OwnTotals { key, tag, window_us: self.window_us, state }
     }
 
-    /// Takes what the shared store said. Returns unconfirmed counts of windows that are over, as `move_to` does.
-    ///
-    /// Within a window, the others' counts only grow: a store that came back empty does not make this node forget.
-    pub(super) fn learn(&mut self, shared: &SharedCounts) -> u64 {
-        let unconfirmed = self.advance(shared.counts.index);
-        let others = Pair {
-            previous: shared.counts.previous.saturating_sub(shared.own_previous),
-            current: shared.counts.current.saturating_sub(shared.own_current),
-        };
-        match self.index - shared.counts.index {
-            0 => {
-                self.others.previous = self.others.previous.max(others.previous);
-                self.others.current = self.others.current.max(others.current);
-                self.acknowledged = Pair { previous: shared.own_previous, current: shared.own_current };
-            }
-            1 => {
-                self.others.previous = self.others.previous.max(others.current);
-                self.acknowledged.previous = shared.own_current;
-            }
-            _ => {}
+    /// Takes what the shared store said about `sent`, by the shared store's clock. Returns unconfirmed counts of windows
+    /// that are over, as `move_to` does, and whether there is more to send. What was said about a counter that has another
+    /// window, algorithm or tag by now is no news of this one.
+    pub(super) fn learn(&mut self, sent: &OwnTotals, shared: &SharedCounts, now_us: u64) -> (u64, bool) {
+        if self.window_us != sent.window_us {
+            return (0, false);
         }
-        unconfirmed
+        let late = match (&mut self.state, shared) {
+            (State::Windows { tag, counts }, &SharedCounts::Windows { counts: sums, own_previous, own_current })
+                if *tag == sent.tag =>
+            {
+                counts.learn(sums, own_previous, own_current)
+            }
+            (State::Bucket { tag, bucket }, &SharedCounts::Bucket { tat_ns, own_total }) if *tag == sent.tag => {
+                bucket.learn(tat_ns, own_total, now_us);
+                0
+            }
+            (State::Log { tag, log }, SharedCounts::Log { admissions }) if *tag == sent.tag => {
+                log.learn(admissions, *tag);
+                0
+            }
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => return (0, false),
+        };
+        (late, self.differs())
     }
+}
+
+/// Another one, as good as random.
+const fn next_tag(tag: u32) -> u32 {
+    tag.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15)
+}
+
+/// Units of `interval_ns` that `ns` stand for, rounded up.
+const fn units(ns: u64, interval_ns: u64) -> u64 {
+    ns.div_ceil(interval_ns)
 }
 
 #[cfg(test)]
 mod tests {
+    use limiter_common::bucket::Bucket;
+
     use super::*;
 
-    const WINDOW: Window = Window { window_us: 1000, ceiling: 100 };
+    fn window(window_us: u64) -> Algorithm {
+        Algorithm::sliding_window(window_us, 100)
+    }
 
     fn counter(now_us: u64, current: u64) -> Counter {
-        let mut counter = Counter::new(&WINDOW, now_us);
-        counter.charge(current);
+        let mut counter = Counter::new(&window(1000), now_us, 7);
+        counter.charge(&window(1000), now_us, current);
         counter
     }
 
-    fn shared(index: u64, previous: u64, current: u64, own_previous: u64, own_current: u64) -> SharedCounts {
-        SharedCounts { counts: Counts { index, previous, current }, own_previous, own_current }
+    fn counts(counter: &Counter) -> Counts {
+        match counter.view(&window(1000), 0, 0) {
+            View::Windows(counts) => counts,
+            View::Bucket { .. } | View::Log { .. } => panic!("{counter:?}"),
+        }
+    }
+
+    /// What the store says: sums, and our part of them.
+    fn learn(
+        counter: &mut Counter,
+        index: u64,
+        [previous, current]: [u64; 2],
+        [own_previous, own_current]: [u64; 2],
+    ) -> u64 {
+        let key = CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
+        let counts = Counts { index, previous, current };
+        let sent = counter.own_totals(key);
+        counter.learn(&sent, &SharedCounts::Windows { counts, own_previous, own_current }, 0).0
     }
 
     #[test]
     fn others_are_the_sum_without_our_own_part() {
         let mut counter = counter(5_500, 10);
-        assert_eq!(counter.learn(&shared(5, 7, 40, 0, 10)), 0);
-        assert_eq!(counter.counts(), Counts { index: 5, previous: 7, current: 40 });
+        assert_eq!(learn(&mut counter, 5, [7, 40], [0, 10]), 0);
+        assert_eq!(counts(&counter), Counts { index: 5, previous: 7, current: 40 });
         assert_eq!(counter.unconfirmed(), 0);
     }
 
     #[test]
     fn a_reply_of_the_window_before_counts_as_previous() {
         let mut counter = counter(5_500, 10);
-        assert_eq!(counter.move_to(1000, 6_100), 0);
-        counter.charge(3);
-        counter.learn(&shared(5, 7, 40, 0, 10));
-        assert_eq!(counter.counts(), Counts { index: 6, previous: 40, current: 3 });
+        assert_eq!(counter.move_to(&window(1000), 6_100), 0);
+        counter.charge(&window(1000), 6_100, 3);
+        learn(&mut counter, 5, [7, 40], [0, 10]);
+        assert_eq!(counts(&counter), Counts { index: 6, previous: 40, current: 3 });
         assert_eq!(counter.unconfirmed(), 3);
     }
 
     #[test]
     fn a_reply_of_the_next_window_moves_the_counter() {
         let mut counter = counter(5_999, 10);
-        counter.learn(&shared(6, 30, 4, 10, 0));
-        assert_eq!(counter.counts(), Counts { index: 6, previous: 30, current: 4 });
-        counter.move_to(1000, 5_999);
-        assert_eq!(counter.counts(), Counts { index: 6, previous: 30, current: 4 }, "our clock is a little behind");
+        learn(&mut counter, 6, [30, 4], [10, 0]);
+        assert_eq!(counts(&counter), Counts { index: 6, previous: 30, current: 4 });
+        counter.move_to(&window(1000), 5_999);
+        assert_eq!(counts(&counter), Counts { index: 6, previous: 30, current: 4 }, "our clock is a little behind");
     }
 
     #[test]
     fn a_store_that_came_back_empty_does_not_make_us_forget_the_others() {
         let mut counter = counter(5_500, 10);
-        counter.learn(&shared(5, 7, 40, 0, 10));
-        counter.learn(&shared(5, 0, 10, 0, 10));
-        assert_eq!(counter.counts(), Counts { index: 5, previous: 7, current: 40 });
+        learn(&mut counter, 5, [7, 40], [0, 10]);
+        learn(&mut counter, 5, [0, 10], [0, 10]);
+        assert_eq!(counts(&counter), Counts { index: 5, previous: 7, current: 40 });
     }
 
     #[test]
     fn counts_of_windows_that_are_over_are_reported() {
         let mut counter = counter(5_500, 10);
-        assert_eq!(counter.move_to(1000, 6_500), 0, "the previous window can still be sent");
-        assert_eq!(counter.move_to(1000, 7_500), 10);
-        assert_eq!(counter.move_to(1000, 9_500), 0);
+        assert_eq!(counter.move_to(&window(1000), 6_500), 0, "the previous window can still be sent");
+        assert_eq!(counter.move_to(&window(1000), 7_500), 10);
+        assert_eq!(counter.move_to(&window(1000), 9_500), 0);
     }
 
     #[test]
     fn a_clock_that_steps_back_keeps_the_counts() {
         let mut counter = counter(5_500, 10);
-        counter.move_to(1000, 4_999);
-        assert_eq!(counter.counts(), Counts { index: 5, previous: 0, current: 10 });
-        counter.move_to(1000, 2_500);
-        assert_eq!(counter.counts(), Counts { index: 2, previous: 0, current: 10 });
+        counter.move_to(&window(1000), 4_999);
+        assert_eq!(counts(&counter), Counts { index: 5, previous: 0, current: 10 });
+        counter.move_to(&window(1000), 2_500);
+        assert_eq!(counts(&counter), Counts { index: 2, previous: 0, current: 10 });
     }
 
     #[test]
     fn another_window_keeps_the_counts_in_proportion() {
         let mut longer = counter(5_500, 10);
-        longer.move_to(60_000, 6_500);
-        assert_eq!(longer.counts(), Counts { index: 0, previous: 10, current: 0 });
+        longer.move_to(&window(60_000), 6_500);
+        assert_eq!(counts(&longer), Counts { index: 0, previous: 10, current: 0 });
         let mut shorter = counter(5_500, 10);
-        shorter.move_to(150, 5_600);
-        assert_eq!(shorter.counts(), Counts { index: 37, previous: 0, current: 2 });
+        shorter.move_to(&window(150), 5_600);
+        assert_eq!(counts(&shorter), Counts { index: 37, previous: 0, current: 2 });
+    }
+
+    fn bucket(limit: u64, window_us: u64) -> Algorithm {
+        Algorithm::TokenBucket { bucket: Bucket::new(limit, window_us, limit).unwrap(), window_us }
+    }
+
+    fn log(ceiling: u64, window_us: u64) -> Algorithm {
+        Algorithm::SlidingLog(Window { window_us, ceiling })
+    }
+
+    fn left(counter: &Counter, algorithm: &Algorithm, now_us: u64) -> u64 {
+        algorithm.remaining(counter.view(algorithm, now_us, 0), now_us)
+    }
+
+    #[test]
+    fn another_algorithm_keeps_what_was_taken() {
+        const MINUTE: u64 = 60_000_000;
+        let now_us = 1_000 * MINUTE;
+        for (from, taken, to, remaining) in [
+            (bucket(10, MINUTE), 10, bucket(10, MINUTE), 0),
+            // The same share of another window, in both directions.
+            (bucket(10, MINUTE), 4, bucket(100, 60 * MINUTE), 60),
+            (bucket(100, 60 * MINUTE), 40, bucket(10, MINUTE), 6),
+            // A lowered limit, and one that is below what was taken.
+            (bucket(10, MINUTE), 4, bucket(5, MINUTE), 3),
+            (bucket(10, MINUTE), 10, bucket(5, MINUTE), 0),
+            // Between windows and buckets, the same units.
+            (Algorithm::sliding_window(MINUTE, 10), 4, bucket(10, MINUTE), 6),
+            (Algorithm::sliding_window(MINUTE, 10), 10, bucket(5, MINUTE), 0),
+            (bucket(10, MINUTE), 4, Algorithm::FixedWindow(Window { window_us: MINUTE, ceiling: 10 }), 6),
+            (bucket(10, MINUTE), 4, Algorithm::sliding_window(60 * MINUTE, 100), 96),
+            (Algorithm::sliding_window(MINUTE, 10), 4, log(10, MINUTE), 6),
+            (bucket(10, MINUTE), 10, log(5, MINUTE), 0),
+            (log(10, MINUTE), 4, bucket(10, MINUTE), 6),
+            (log(10, MINUTE), 4, log(10, 60 * MINUTE), 6),
+            (
+                Algorithm::sliding_window(MINUTE, 10),
+                4,
+                Algorithm::FixedWindow(Window { window_us: MINUTE, ceiling: 10 }),
+                6,
+            ),
+        ] {
+            let mut counter = Counter::new(&from, now_us, 7);
+            counter.charge(&from, now_us, taken);
+            counter.move_to(&to, now_us);
+            assert_eq!(left(&counter, &to, now_us), remaining, "{from:?} {to:?}");
+            // And as good as new when the new window says so, whatever the old one was.
+            counter.move_to(&to, now_us + 2 * to.window_us());
+            assert_eq!(left(&counter, &to, now_us + 2 * to.window_us()), to.ceiling(), "{from:?} {to:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_is_never_more_than_was_taken_here() {
+        const SECOND: u64 = 1_000_000;
+        let now_us = 1_000 * SECOND;
+        for algorithm in [
+            bucket(10, SECOND),
+            Algorithm::sliding_window(SECOND, 10),
+            log(10, SECOND),
+            Algorithm::FixedWindow(Window { window_us: SECOND, ceiling: 10 }),
+        ] {
+            let mut counter = Counter::new(&algorithm, now_us, 7);
+            for (taken, back, remaining) in [(4, 1, 7), (0, 100, 10), (0, 5, 10), (10, 3, 3)] {
+                counter.charge(&algorithm, now_us, taken);
+                counter.give_back(&algorithm, now_us, back);
+                assert_eq!(left(&counter, &algorithm, now_us), remaining, "{algorithm:?} {taken} {back}");
+            }
+        }
+        // What others have taken stays taken.
+        let mut counter = counter(5_500, 10);
+        learn(&mut counter, 5, [0, 40], [0, 10]);
+        counter.give_back(&window(1000), 5_500, 100);
+        assert_eq!(counts(&counter), Counts { index: 5, previous: 0, current: 30 });
+    }
+
+    #[test]
+    fn a_shared_bucket_lacks_what_all_have_taken_and_what_is_under_way() {
+        let (algorithm, now_us) = (bucket(10, 1_000_000), 1_000_000_000);
+        let mut counter = Counter::new(&algorithm, now_us, 7);
+        counter.charge(&algorithm, now_us, 2);
+        let sent = counter.own_totals(CounterKey { identity: crate::store::Identity::Global, rule: "r".into() });
+        counter.charge(&algorithm, now_us, 1);
+        // Others have taken five.
+        let shared = SharedCounts::Bucket { tat_ns: now_us * 1000 + 700_000_000, own_total: 2 };
+        assert_eq!(counter.learn(&sent, &shared, now_us), (0, true));
+        assert_eq!(left(&counter, &algorithm, now_us), 2);
+        assert_eq!(counter.unconfirmed(), 1);
+        // An answer about another life of this counter is no news.
+        let stranger = OwnTotals { tag: 8, ..sent };
+        counter.learn(&stranger, &SharedCounts::Bucket { tat_ns: 0, own_total: 0 }, now_us);
+        assert_eq!((left(&counter, &algorithm, now_us), counter.unconfirmed()), (2, 1));
+    }
+
+    #[test]
+    fn a_shared_log_has_each_admission_once() {
+        let (algorithm, now_us) = (log(100, 1000), 1_000_000);
+        let mut counter = Counter::new(&algorithm, now_us, 7);
+        for at in [0, 0, 1, 2] {
+            counter.charge(&algorithm, now_us + at, 1);
+        }
+        let key = || CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
+        let sent = counter.own_totals(key());
+        let OwnState::Log { admissions } = &sent.state else { panic!("{sent:?}") };
+        assert_eq!(admissions.iter().map(|admission| admission.cost).collect::<Vec<_>>(), [2, 1, 1]);
+        // Another node's lie between, told twice.
+        let other = LoggedAdmission { tag: 8, number: 0, at_us: now_us + 1, cost: 5 };
+        let mut all = admissions.clone();
+        all.insert(1, other);
+        for _ in 0..2 {
+            let shared = SharedCounts::Log { admissions: all.clone() };
+            assert_eq!(counter.learn(&sent, &shared, now_us), (0, false));
+            assert_eq!(left(&counter, &algorithm, now_us + 2), 91);
+        }
+        // Given back here, it is to be told; given back there, it is learnt.
+        counter.give_back(&algorithm, now_us + 2, 2);
+        let OwnState::Log { admissions: told } = counter.own_totals(key()).state else { panic!() };
+        assert_eq!(
+            told.iter().map(|admission| (admission.number, admission.cost)).collect::<Vec<_>>(),
+            [(1, 0), (2, 0)]
+        );
+        let shared = SharedCounts::Log { admissions: vec![LoggedAdmission { cost: 1, ..other }] };
+        assert_eq!(counter.learn(&sent, &shared, now_us), (0, true), "the store has forgotten ours");
+        assert_eq!(left(&counter, &algorithm, now_us + 2), 97);
+        // One after the other they leave the window.
+        for (at, remaining) in [(999, 97), (1000, 99), (1001, 100)] {
+            counter.move_to(&algorithm, now_us + at);
+            assert_eq!(left(&counter, &algorithm, now_us + at), remaining, "{at}");
+        }
     }
 }

@@ -9,16 +9,14 @@ use std::{
 };
 
 use foldhash::{SharedSeed, quality::SeedableRandomState};
-use limiter_common::{
-    sliding_window::{Counts, Outcome},
-    time::UnixMicros,
-};
+use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use self::shard::{Shard, SlotIndex};
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Outcomes, Store, StoreError,
+    algorithm::View,
     counter::{OwnTotals, SharedCounts},
     passes, taken_before,
 };
@@ -76,7 +74,7 @@ struct Place {
     /// Index into the locks that the request holds.
     lock: usize,
     slot: Option<SlotIndex>,
-    counts: Counts,
+    view: View,
 }
 
 impl MemoryStore {
@@ -121,24 +119,32 @@ impl MemoryStore {
         for (number, cell) in cells.iter().enumerate() {
             let place = &mut places[number];
             let shard = &mut locks[place.lock];
+            let algorithm = &cell.algorithm;
             place.slot = shard.find(place.hash, &cell.key);
-            place.counts = match (place.slot, charge) {
-                (None, _) => Counts { index: cell.window.index(now_us), previous: 0, current: 0 },
-                (Some(slot), Charge::Commit) => {
-                    shard.move_to(slot, cell.window.window_us, now_us);
-                    shard.counter(slot).map_or_else(Counts::default, |counter| counter.counts())
-                }
-                (Some(slot), Charge::Peek) => shard.counter(slot).map_or_else(Counts::default, |counter| {
-                    let mut counter = *counter;
-                    counter.move_to(cell.window.window_us, now_us);
-                    counter.counts()
-                }),
-            };
             // A counter that appears twice in a request has to hold the sum.
             let taken = if number == 0 { 0 } else { taken_before(cells, &outcomes, number) };
-            let counts = Counts { current: place.counts.current.saturating_add(taken), ..place.counts };
-            let outcome = cell.window.check(&counts, now_us, cell.cost);
-            outcomes.push(CellOutcome { outcome, remaining: 0, reset_us: cell.window.reset_us(&counts) });
+            let need = cell.cost.saturating_add(taken);
+            let unused = || algorithm.unused(now_us);
+            place.view = match (place.slot, charge) {
+                (None, _) => unused(),
+                (Some(slot), Charge::Commit | Charge::Refund) => {
+                    shard.move_to(slot, algorithm, now_us);
+                    shard.counter(slot).map_or_else(unused, |counter| counter.view(algorithm, now_us, need))
+                }
+                (Some(slot), Charge::Peek) => {
+                    shard.counter(slot).map_or_else(unused, |counter| counter.peek(algorithm, now_us, need))
+                }
+            };
+            if charge == Charge::Refund {
+                if let Some(slot) = place.slot {
+                    shard.give_back(slot, algorithm, now_us, cell.cost);
+                    place.view = shard.counter(slot).map_or_else(unused, |counter| counter.view(algorithm, now_us, 0));
+                }
+                outcomes.push(CellOutcome::new(Outcome::Allowed, algorithm.reset_us(place.view, now_us)));
+                continue;
+            }
+            let (outcome, delay_us) = algorithm.check(algorithm.taken(place.view, now_us, taken), now_us, cell.cost);
+            outcomes.push(CellOutcome { delay_us, ..CellOutcome::new(outcome, 0) });
         }
 
         let charged = charge == Charge::Commit && passes(cells, &outcomes);
@@ -148,7 +154,8 @@ impl MemoryStore {
         drop(locks);
 
         for number in 0..cells.len() {
-            let mut counts = places[number].counts;
+            let algorithm = &cells[number].algorithm;
+            let mut view = places[number].view;
             if charged {
                 let same = |other: &usize| {
                     outcomes[*other].outcome == Outcome::Allowed
@@ -156,9 +163,10 @@ impl MemoryStore {
                         && cells[*other].key == cells[number].key
                 };
                 let cost = (0..cells.len()).filter(same).fold(0u64, |sum, other| sum.saturating_add(cells[other].cost));
-                counts.current = counts.current.saturating_add(cost);
+                view = algorithm.taken(view, now_us, cost);
             }
-            outcomes[number].remaining = cells[number].window.remaining(&counts, now_us);
+            outcomes[number].remaining = algorithm.remaining(view, now_us);
+            outcomes[number].reset_us = algorithm.reset_us(view, now_us);
         }
         outcomes
     }
@@ -166,7 +174,7 @@ impl MemoryStore {
     fn places(&self, cells: &[Cell]) -> SmallVec<[Place; INLINE_CELLS]> {
         let place = |cell: &Cell| {
             let hash = self.hasher.hash_one(&cell.key);
-            Place { hash, shard: self.shard_of(hash), lock: 0, slot: None, counts: Counts::default() }
+            Place { hash, shard: self.shard_of(hash), lock: 0, slot: None, view: View::default() }
         };
         cells.iter().map(place).collect()
     }
@@ -218,10 +226,10 @@ impl MemoryStore {
         }
     }
 
-    /// Takes what the shared store answered to `sent`.
-    pub fn apply(&self, sent: &OwnTotals, shared: &SharedCounts) {
+    /// Takes what the shared store answered to `sent` at `now`.
+    pub fn apply(&self, sent: &OwnTotals, shared: &SharedCounts, now: UnixMicros) {
         let hash = self.hash(&sent.key);
-        self.shards[self.shard_of(hash)].lock().learn(hash, sent, shared);
+        self.shards[self.shard_of(hash)].lock().learn(hash, sent, shared, now.get());
     }
 
     /// Puts a counter back into the queue: what was sent may not have arrived.
@@ -265,12 +273,12 @@ fn charge_all(
     };
     for (cell, place) in allowed() {
         if let Some(slot) = place.slot {
-            locks[place.lock].charge(slot, cell.cost);
+            locks[place.lock].charge(slot, &cell.algorithm, now_us, cell.cost);
         }
     }
     for (cell, place) in allowed() {
         if place.slot.is_none() {
-            locks[place.lock].charge_new(place.hash, &cell.key, &cell.window, now_us, cell.cost);
+            locks[place.lock].charge_new(place.hash, &cell.key, &cell.algorithm, now_us, cell.cost);
         }
     }
 }

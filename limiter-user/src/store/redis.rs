@@ -94,7 +94,7 @@ pub struct RedisStore(Arc<Shared>);
 struct Shared {
     connection: Arc<Connection>,
     timeout: Duration,
-    sliding_window: Script,
+    decide: Script,
     sync: Script,
     calls: Calls,
 }
@@ -107,7 +107,7 @@ impl RedisStore {
         Ok(Self(Arc::new(Shared {
             connection: Connection::new(client, config.connect_timeout),
             timeout: config.timeout,
-            sliding_window: Script::sliding_window(),
+            decide: Script::decide(),
             sync: Script::sync(),
             calls: Calls::default(),
         })))
@@ -127,27 +127,28 @@ impl RedisStore {
         self.0.connection.generation()
     }
 
-    /// Shares totals, in one pipeline; a reply each, in order.
+    /// Shares totals, in one pipeline; a reply each, in order. `number` is higher than that of all messages whose totals
+    /// were read before.
     pub async fn exchange(
         &self,
-        node_tag: u32,
+        number: u64,
         totals: &[OwnTotals],
         deadline: Duration,
     ) -> Result<Vec<Result<SyncReply, StoreError>>, StoreError> {
         const OPERATION: &str = "share counters";
         let calls = totals
             .iter()
-            .map(|totals| script::sync(&self.0.sync, node_tag, totals, redis_key(&totals.key).as_bytes()))
+            .map(|totals| script::sync(&self.0.sync, number, totals, redis_key(&totals.key).as_bytes()))
             .collect();
         let replies = self.run(OPERATION, &self.0.sync, calls, deadline).await?;
-        let parse = |reply: RedisResult<Value>| {
+        let parse = |(reply, sent): (RedisResult<Value>, &OwnTotals)| {
             let connection = &self.0.connection;
             let reply = reply.map_err(|error| connection.error(OPERATION, &error))?;
-            let reply = script::synced(reply).map_err(|misfit| connection.bad_reply(OPERATION, misfit))?;
+            let reply = script::synced(reply, &sent.state).map_err(|misfit| connection.bad_reply(OPERATION, misfit))?;
             self.0.calls.values_replaced(u64::from(reply.replaced));
             Ok(reply)
         };
-        Ok(replies.into_iter().map(parse).collect())
+        Ok(replies.into_iter().zip(totals).map(parse).collect())
     }
 
     /// Redis' clock, in microseconds since 1970.
@@ -252,8 +253,8 @@ impl Store for RedisStore {
             At::Given(now) => now.get(),
         };
         let keys: Vec<Vec<u8>> = cells.iter().map(|cell| redis_key(&cell.key).into_bytes()).collect();
-        let call = script::decide(&self.0.sliding_window, now_us, charge, cells, &keys);
-        let replies = self.run(OPERATION, &self.0.sliding_window, vec![call], self.0.timeout).await?;
+        let call = script::decide(&self.0.decide, now_us, charge, cells, &keys);
+        let replies = self.run(OPERATION, &self.0.decide, vec![call], self.0.timeout).await?;
         let reply = self.only(OPERATION, replies)?;
         let decided =
             script::decided(reply, charge, cells).map_err(|misfit| self.0.connection.bad_reply(OPERATION, misfit))?;

@@ -6,12 +6,9 @@
 //! Architecture invariant: no request waits for the worker, and it holds nothing that grows but one batch: what is to
 //! be sent is in the memory store, which is bounded.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use limiter_common::time::UnixMicros;
 use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use self::offset::OffsetBounds;
 use super::{
     StoreError,
-    counter::OwnTotals,
+    counter::{OwnState, OwnTotals},
     memory::MemoryStore,
     redis::{RedisStore, SyncReply},
 };
@@ -130,8 +127,8 @@ pub struct SyncWorker {
     redis: RedisStore,
     clock: Arc<SharedClock>,
     config: SyncConfig,
-    /// Random for each start: a node that starts again begins its totals at 0.
-    node_tag: u32,
+    /// Of the last message.
+    number: u64,
     status: SyncStatus,
     server: Server,
     clock_is_set: bool,
@@ -150,13 +147,12 @@ struct Server {
 impl SyncWorker {
     /// `memory` should be [`MemoryStore::shared`] and take its time from `clock`.
     pub fn new(memory: Arc<MemoryStore>, redis: RedisStore, clock: Arc<SharedClock>, config: SyncConfig) -> Self {
-        let random = RandomState::new().hash_one("node tag");
         Self {
             memory,
             redis,
             clock,
             config: SyncConfig { batch: config.batch.max(1), ..config },
-            node_tag: u32::try_from(random >> 32).unwrap_or(0),
+            number: 0,
             status: SyncStatus::default(),
             server: Server::default(),
             clock_is_set: false,
@@ -275,7 +271,8 @@ impl SyncWorker {
 
     async fn send_batch(&mut self) -> Result<(), StoreError> {
         let start = self.clock.local();
-        let result = self.redis.exchange(self.node_tag, &self.batch, self.config.batch_deadline).await;
+        self.number += 1;
+        let result = self.redis.exchange(self.number, &self.batch, self.config.batch_deadline).await;
         let end = self.clock.local();
         let replies = match result {
             Ok(replies) => replies,
@@ -292,13 +289,13 @@ impl SyncWorker {
             match reply {
                 Ok(reply) => {
                     bounds.narrow(reply.now_us, start, end);
-                    seen.known += u64::from(totals.acknowledged_current > 0);
+                    seen.known += u64::from(totals.is_known());
                     seen.lost += u64::from(is_lost(&totals, &reply));
                     if reply.ahead {
                         seen.ahead += 1;
                         self.memory.requeue(&totals.key);
                     } else {
-                        self.memory.apply(&totals, &reply.shared);
+                        self.memory.apply(&totals, &reply.shared, UnixMicros::new(reply.now_us));
                     }
                 }
                 Err(error) => {
@@ -398,6 +395,12 @@ struct Seen {
     lost: u64,
 }
 
+/// Buckets and logs heal by themselves: what Redis does not have of them is told with the next message.
 fn is_lost(totals: &OwnTotals, reply: &SyncReply) -> bool {
-    reply.known.is_some_and(|known| known < totals.acknowledged_current)
+    match &totals.state {
+        OwnState::Windows { acknowledged_current, .. } => {
+            reply.known.is_some_and(|known| known < *acknowledged_current)
+        }
+        OwnState::Bucket { .. } | OwnState::Log { .. } => false,
+    }
 }

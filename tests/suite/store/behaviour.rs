@@ -3,6 +3,8 @@
 use std::{net::IpAddr, sync::Arc};
 
 use limiter_common::{
+    bucket::Bucket,
+    leaky_bucket::LeakyBucket,
     sliding_window::{Outcome, Window},
     time::UnixMicros,
 };
@@ -10,7 +12,7 @@ use limiter_tests::{redis_server::RedisServer, vectors};
 use limiter_user::{
     clock::ManualClock,
     store::{
-        At, Cell, CellOutcome, Charge, CounterKey, Identity, Store,
+        Algorithm, At, Cell, CellOutcome, Charge, CounterKey, Identity, Store,
         memory::MemoryStore,
         redis::{RedisConfig, RedisStore},
     },
@@ -88,7 +90,37 @@ pub(crate) fn user(name: &str, rule: &str) -> CounterKey {
 
 /// One enforced cell of cost 1 in a window of a minute.
 pub(crate) fn cell(key: CounterKey, ceiling: u64) -> Cell {
-    Cell { key, window: Window { window_us: MINUTE, ceiling }, cost: 1, enforced: true }
+    Cell { key, algorithm: Algorithm::sliding_window(MINUTE, ceiling), cost: 1, enforced: true }
+}
+
+/// `limit` in a window, all of it at once.
+pub(crate) fn token_bucket(limit: u64, window_us: u64) -> Algorithm {
+    Algorithm::TokenBucket { bucket: Bucket::new(limit, window_us, limit).unwrap(), window_us }
+}
+
+pub(crate) fn fixed_window(ceiling: u64, window_us: u64) -> Algorithm {
+    Algorithm::FixedWindow(Window { window_us, ceiling })
+}
+
+/// `limit` in a window, of which all but one wait.
+pub(crate) fn leaky_bucket(limit: u64, window_us: u64) -> Algorithm {
+    let bucket = LeakyBucket::new(limit, window_us, limit - 1, 1 << 50).unwrap();
+    Algorithm::LeakyBucket { bucket, window_us }
+}
+
+/// Every algorithm with a ceiling and a window: what is the same for all of them is asked of all of them.
+pub(crate) fn every(ceiling: u64, window_us: u64) -> [(&'static str, Algorithm); 5] {
+    [
+        ("sliding_window", Algorithm::sliding_window(window_us, ceiling)),
+        ("fixed_window", fixed_window(ceiling, window_us)),
+        ("token_bucket", token_bucket(ceiling, window_us)),
+        ("leaky_bucket", leaky_bucket(ceiling, window_us)),
+        ("sliding_log", Algorithm::SlidingLog(Window { window_us, ceiling })),
+    ]
+}
+
+pub(crate) async fn refund(store: &impl Store, now_us: u64, cells: &[Cell]) -> Vec<CellOutcome> {
+    store.check(At::Given(UnixMicros::new(now_us)), Charge::Refund, cells).await.unwrap()
 }
 
 pub(crate) async fn check(store: &impl Store, now_us: u64, cells: &[Cell]) -> Vec<CellOutcome> {
@@ -112,8 +144,8 @@ async fn gives_the_answers_of_the_vectors<F: Fixture>() {
         }
         tried += 1;
         for (number, step) in case.steps.iter().enumerate() {
-            let window = Window { window_us: case.window_us, ceiling: case.ceiling };
-            let cell = Cell { key: user(&case.name, "vectors"), window, cost: step.cost, enforced: true };
+            let algorithm = Algorithm::sliding_window(case.window_us, case.ceiling);
+            let cell = Cell { key: user(&case.name, "vectors"), algorithm, cost: step.cost, enforced: true };
             let answer = check(fixture.store(), step.now_us, &[cell]).await[0];
             let (allowed, never, retry_after_us) = match answer.outcome {
                 Outcome::Allowed => (true, false, None),
@@ -284,9 +316,19 @@ async fn no_parameter_means_unlimited<F: Fixture>() {
     let extremes = [0, 1, (1 << 31) - 1, (1 << 32) + 1, 1 << 53, (1 << 53) + 1, 1 << 63, u64::MAX];
     for window_us in extremes.into_iter().filter(|&window| window >= F::SHORTEST_WINDOW_US) {
         for ceiling in extremes {
-            for cost in extremes.into_iter().filter(|&cost| cost >= 1) {
-                let key = user(&format!("{window_us} {ceiling} {cost}"), "extremes");
-                let cells = [Cell { key, window: Window { window_us, ceiling }, cost, enforced: true }];
+            let token_bucket = Bucket::new(ceiling, window_us, ceiling)
+                .map(|bucket| ("token_bucket", Algorithm::TokenBucket { bucket, window_us }));
+            let algorithms = [
+                Some(("sliding_window", Algorithm::sliding_window(window_us, ceiling))),
+                Some(("fixed_window", fixed_window(ceiling, window_us))),
+                // What cannot be a bucket is an error where the policy is read.
+                token_bucket.ok(),
+            ];
+            let costs = extremes.into_iter().filter(|&cost| cost >= 1);
+            let all = algorithms.into_iter().flatten().flat_map(|named| costs.clone().map(move |cost| (named, cost)));
+            for ((name, algorithm), cost) in all {
+                let key = user(&format!("{name} {window_us} {ceiling} {cost}"), "extremes");
+                let cells = [Cell { key, algorithm, cost, enforced: true }];
                 let mut left = ceiling;
                 for _ in 0..3 {
                     let answer = check(fixture.store(), T0, &cells).await[0];
@@ -342,8 +384,8 @@ async fn a_counter_is_fresh_after_two_windows<F: Fixture>() {
 
 async fn a_steady_client_below_the_limit_is_never_denied<F: Fixture>() {
     let fixture = F::start().await;
-    let window = Window { window_us: 10_000_000, ceiling: 10 };
-    let cells = [Cell { key: user("u", "steady"), window, cost: 1, enforced: true }];
+    let algorithm = Algorithm::sliding_window(10_000_000, 10);
+    let cells = [Cell { key: user("u", "steady"), algorithm, cost: 1, enforced: true }];
     for second in 0..200 {
         let answer = check(fixture.store(), T0 + second * 1_000_000 + 1, &cells).await[0];
         assert_eq!(answer.outcome, Outcome::Allowed, "second {second}");
@@ -368,8 +410,9 @@ async fn a_clock_that_steps_back_resets_nothing<F: Fixture>() {
 
 async fn another_window_by_a_new_policy_is_no_fresh_one<F: Fixture>() {
     let fixture = F::start().await;
-    let with_window =
-        |window_us, ceiling| [Cell { window: Window { window_us, ceiling }, ..cell(user("u", "window"), 0) }];
+    let with_window = |window_us, ceiling| {
+        [Cell { algorithm: Algorithm::sliding_window(window_us, ceiling), ..cell(user("u", "window"), 0) }]
+    };
     for _ in 0..10 {
         check(fixture.store(), T0 + 10, &with_window(MINUTE, 10)).await;
     }
@@ -379,6 +422,301 @@ async fn another_window_by_a_new_policy_is_no_fresh_one<F: Fixture>() {
     // Shorter: in proportion, rounded up.
     let answer = check(fixture.store(), T0 + 30, &with_window(6 * MINUTE, 10)).await[0];
     assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 7));
+}
+
+/// A vector's nanoseconds are taken for microseconds, the store's unit, so that its steps are exact.
+async fn gives_the_answers_of_the_gcra_vectors<F: Fixture>() {
+    let fixture = F::start().await;
+    let mut tried = 0;
+    for case in vectors::gcra() {
+        // What is not larger than the longest that a bucket may take to fill, and not shorter than can be looked at.
+        let interval_ns = case.emission_interval_ns * 1000;
+        let Ok(bucket) = Bucket::from_interval(interval_ns, case.burst) else { continue };
+        let window_us = F::SHORTEST_WINDOW_US.max(MINUTE);
+        tried += 1;
+        let begin = case.steps[0].now_ns;
+        for (number, step) in case.steps.iter().enumerate() {
+            let algorithm = Algorithm::TokenBucket { bucket, window_us };
+            let cell = Cell { key: user(&case.name, "gcra"), algorithm, cost: step.cost.max(1), enforced: true };
+            let now_us = T0 + (step.now_ns - begin);
+            let answer = if step.cost == 0 {
+                peek(fixture.store(), now_us, &[cell]).await[0]
+            } else {
+                check(fixture.store(), now_us, &[cell]).await[0]
+            };
+            let (conforming, never, retry_after) = match answer.outcome {
+                Outcome::Allowed => (true, false, None),
+                Outcome::Denied { retry_after_us } => (false, false, Some(retry_after_us)),
+                Outcome::Never => (false, true, None),
+            };
+            if step.cost > 0 {
+                assert_eq!(
+                    (conforming, never, retry_after),
+                    (step.conforming, step.never, step.retry_after_ns),
+                    "{} step {number}",
+                    case.name
+                );
+            }
+            let reset_us = now_us + step.tat_ns.saturating_sub(step.now_ns);
+            assert_eq!((answer.remaining, answer.reset_us), (step.remaining, reset_us), "{} step {number}", case.name);
+        }
+    }
+    assert!(tried >= 100, "only {tried} cases");
+}
+
+async fn every_algorithm_allows_its_ceiling_and_again_exactly_at_retry_after<F: Fixture>() {
+    let fixture = F::start().await;
+    for (name, algorithm) in every(7, MINUTE) {
+        let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
+        let now = T0 + 10;
+        for left in (0..7).rev() {
+            let answer = check(fixture.store(), now, &cells).await[0];
+            assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, left), "{name}");
+            assert!(answer.reset_us > now && answer.reset_us <= now + 2 * MINUTE, "{name}");
+        }
+        for cost in [1, 3, 7] {
+            let cells = [Cell { cost, ..cells[0].clone() }];
+            let Outcome::Denied { retry_after_us } = check(fixture.store(), now, &cells).await[0].outcome else {
+                panic!("{name} allows too many");
+            };
+            assert!(retry_after_us > 0, "{name}");
+            let at = |wait| peek(fixture.store(), now + wait, &cells);
+            assert!(is_denied(at(retry_after_us - 1).await[0].outcome), "{name} {cost}");
+            assert_eq!(at(retry_after_us).await[0].outcome, Outcome::Allowed, "{name} {cost}");
+        }
+        // A cost above the ceiling can never pass, and says so.
+        let dear = [Cell { cost: 8, ..cells[0].clone() }];
+        assert_eq!(check(fixture.store(), now, &dear).await[0].outcome, Outcome::Never, "{name}");
+        // Nobody has used it for long enough.
+        let later = check(fixture.store(), now + 2 * MINUTE, &cells).await[0];
+        assert_eq!((later.outcome, later.remaining), (Outcome::Allowed, 6), "{name}");
+    }
+}
+
+async fn each_algorithm_refills_in_its_own_way<F: Fixture>() {
+    let fixture = F::start().await;
+    // The minute begins at T0; all ten are taken half a minute into it.
+    let half = MINUTE / 2;
+    for ((name, algorithm), expected) in every(10, MINUTE).into_iter().zip([
+        // After: 6 s, just before the end of the minute, at it, half a minute later.
+        [0, 0, 0, 5],
+        [0, 0, 10, 10],
+        [1, 4, 5, 10],
+        [1, 4, 5, 10],
+        [0, 0, 0, 10],
+    ]) {
+        let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
+        let all = [Cell { cost: 10, ..cells[0].clone() }];
+        assert_eq!(check(fixture.store(), T0 + half, &all).await[0].outcome, Outcome::Allowed, "{name}");
+        for (at, remaining) in [half + 6_000_000, MINUTE - 1, MINUTE, MINUTE + half].into_iter().zip(expected) {
+            assert_eq!(peek(fixture.store(), T0 + at, &cells).await[0].remaining, remaining, "{name} at {at}");
+        }
+    }
+}
+
+async fn a_leaky_bucket_gives_each_request_its_turn<F: Fixture>() {
+    let fixture = F::start().await;
+    let bucket = LeakyBucket::new(10, MINUTE, 100, 15_000_000).unwrap();
+    let algorithm = Algorithm::LeakyBucket { bucket, window_us: MINUTE };
+    let cells = [Cell { algorithm, ..cell(user("u", "turns"), 0) }];
+    for turn in 0..3 {
+        let answer = check(fixture.store(), T0, &cells).await[0];
+        assert_eq!((answer.outcome, answer.delay_us), (Outcome::Allowed, turn * 6_000_000));
+    }
+    // The queue has room, and the fourth would wait for longer than 15 s.
+    assert_eq!(check(fixture.store(), T0, &cells).await[0].outcome, Outcome::Denied { retry_after_us: 3_000_000 });
+    assert!(is_denied(check(fixture.store(), T0 + 2_999_999, &cells).await[0].outcome));
+    let answer = check(fixture.store(), T0 + 3_000_000, &cells).await[0];
+    assert_eq!((answer.outcome, answer.delay_us), (Outcome::Allowed, 15_000_000));
+    // Nobody waits when the one before has had its time.
+    let answer = check(fixture.store(), T0 + 5 * MINUTE, &cells).await[0];
+    assert_eq!((answer.outcome, answer.delay_us), (Outcome::Allowed, 0));
+    // And no other algorithm holds an answer.
+    for (name, algorithm) in every(10, MINUTE).into_iter().take(3) {
+        let cells = [Cell { cost: 5, algorithm, ..cell(user("u", name), 0) }];
+        for _ in 0..2 {
+            assert_eq!(check(fixture.store(), T0, &cells).await[0].delay_us, 0, "{name}");
+        }
+    }
+}
+
+async fn a_refund_gives_back_what_was_taken_and_no_more<F: Fixture>() {
+    let fixture = F::start().await;
+    for (name, algorithm) in every(10, MINUTE) {
+        let with_cost = |cost| [Cell { cost, algorithm, ..cell(user("u", name), 0) }];
+        // Of a counter that nobody has used, there is nothing to give back.
+        let answer = refund(fixture.store(), T0, &with_cost(5)).await[0];
+        assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 10), "{name}");
+        check(fixture.store(), T0, &with_cost(10)).await;
+        assert!(is_denied(check(fixture.store(), T0, &with_cost(1)).await[0].outcome), "{name}");
+        let answer = refund(fixture.store(), T0, &with_cost(4)).await[0];
+        assert_eq!((answer.outcome, answer.remaining, answer.delay_us), (Outcome::Allowed, 4, 0), "{name}");
+        assert_eq!(check(fixture.store(), T0, &with_cost(1)).await[0].remaining, 3, "{name}");
+        // More than was taken, and more than the ceiling.
+        for cost in [8, 11, 1 << 31, 1 << 53, u64::MAX] {
+            let answer = refund(fixture.store(), T0, &with_cost(cost)).await[0];
+            assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 10), "{name} {cost}");
+        }
+        assert_eq!(check(fixture.store(), T0, &with_cost(10)).await[0].remaining, 0, "{name}");
+        assert!(is_denied(check(fixture.store(), T0, &with_cost(1)).await[0].outcome), "{name}");
+        // The same counter twice.
+        let twice = [with_cost(1)[0].clone(), with_cost(2)[0].clone()];
+        let answers = refund(fixture.store(), T0, &twice).await;
+        assert_eq!(answers[1].remaining, 3, "{name}");
+    }
+}
+
+async fn requests_over_counters_of_all_algorithms_are_charged_together_or_not_at_all<F: Fixture>() {
+    let fixture = F::start().await;
+    let all = every(10, MINUTE).map(|(name, algorithm)| Cell { algorithm, ..cell(user("u", name), 0) });
+    let answers = check(fixture.store(), T0, &all).await;
+    assert!(answers.iter().all(|answer| (answer.outcome, answer.remaining) == (Outcome::Allowed, 9)), "{answers:?}");
+    for denied in 0..all.len() {
+        let mut cells = all.clone();
+        cells[denied].cost = 10;
+        let answers = check(fixture.store(), T0, &cells).await;
+        for (number, answer) in answers.iter().enumerate() {
+            assert_eq!(is_denied(answer.outcome), number == denied, "{answers:?}");
+            assert_eq!(answer.remaining, 9, "{answers:?}");
+        }
+        // In shadow mode it changes nothing, and is not charged itself.
+        cells[denied].enforced = false;
+        let answers = peek(fixture.store(), T0, &cells).await;
+        assert!(is_denied(answers[denied].outcome), "{answers:?}");
+    }
+    // Twice in a request, a counter holds the sum.
+    for cell in all {
+        let twice = [cell.clone(), Cell { cost: 9, ..cell.clone() }];
+        let answers = check(fixture.store(), T0, &twice).await;
+        assert!(answers[0].outcome == Outcome::Allowed && is_denied(answers[1].outcome), "{answers:?}");
+        let twice = [cell.clone(), Cell { cost: 8, ..cell }];
+        let answers = check(fixture.store(), T0, &twice).await;
+        assert!(
+            answers.iter().all(|answer| (answer.outcome, answer.remaining) == (Outcome::Allowed, 0)),
+            "{answers:?}"
+        );
+    }
+}
+
+async fn tasks_get_exactly_the_ceiling_of_every_algorithm<F: Fixture>() {
+    let fixture = F::start().await;
+    let tasks: Vec<_> = (0..16)
+        .map(|_| {
+            let store = fixture.store().clone();
+            tokio::spawn(async move {
+                let mut allowed = [0; 5];
+                for _ in 0..10 {
+                    for (number, (name, algorithm)) in every(50, MINUTE).into_iter().enumerate() {
+                        let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
+                        allowed[number] += u32::from(check(&store, T0, &cells).await[0].outcome == Outcome::Allowed);
+                    }
+                }
+                allowed
+            })
+        })
+        .collect();
+    let mut sums = [0; 5];
+    for task in tasks {
+        for (sum, allowed) in sums.iter_mut().zip(task.await.unwrap()) {
+            *sum += allowed;
+        }
+    }
+    assert_eq!(sums, [50; 5]);
+}
+
+/// From each algorithm to each other, with what was taken: nobody gets a fresh counter, and nobody is locked out.
+async fn another_algorithm_by_a_new_policy_is_no_fresh_counter<F: Fixture>() {
+    let fixture = F::start().await;
+    for (from_name, from) in every(10, MINUTE) {
+        for (to_name, to) in every(10, MINUTE) {
+            let rule = format!("{from_name}-{to_name}");
+            let with = |algorithm, cost| [Cell { cost, algorithm, ..cell(user("u", &rule), 0) }];
+            check(fixture.store(), T0, &with(from, 7)).await;
+            // A question changes nothing.
+            assert_eq!(peek(fixture.store(), T0, &with(to, 1)).await[0].remaining, 3, "{rule}");
+            assert_eq!(peek(fixture.store(), T0, &with(from, 1)).await[0].remaining, 3, "{rule}");
+            let answer = check(fixture.store(), T0, &with(to, 1)).await[0];
+            assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 2), "{rule}");
+            // And back, with what came meanwhile: nodes of a fleet read a new policy one after the other.
+            let answer = check(fixture.store(), T0, &with(from, 1)).await[0];
+            assert_eq!((answer.outcome, answer.remaining), (Outcome::Allowed, 1), "{rule}");
+            assert_eq!(check(fixture.store(), T0, &with(to, 1)).await[0].remaining, 0, "{rule}");
+            assert!(is_denied(check(fixture.store(), T0, &with(to, 1)).await[0].outcome), "{rule}");
+            assert_eq!(peek(fixture.store(), T0 + 2 * MINUTE, &with(to, 1)).await[0].remaining, 10, "{rule}");
+        }
+    }
+}
+
+async fn a_bucket_of_another_size_keeps_the_share_that_is_taken<F: Fixture>() {
+    let fixture = F::start().await;
+    for (name, from, taken, to, remaining) in [
+        ("lowered", token_bucket(100, MINUTE), 40, token_bucket(10, MINUTE), 6),
+        ("raised", token_bucket(10, MINUTE), 4, token_bucket(100, MINUTE), 60),
+        ("longer", token_bucket(10, MINUTE), 10, token_bucket(10, 60 * MINUTE), 0),
+        ("shorter", token_bucket(60, 60 * MINUTE), 30, token_bucket(10, MINUTE), 5),
+    ] {
+        let with = |algorithm, cost| [Cell { cost, algorithm, ..cell(user("u", name), 0) }];
+        check(fixture.store(), T0, &with(from, taken)).await;
+        // A denial keeps what was made of it, so that its wait is true.
+        let answer = check(fixture.store(), T0, &with(to, remaining + 1)).await[0];
+        assert_eq!(answer.remaining, remaining, "{name}");
+        let Outcome::Denied { retry_after_us } = answer.outcome else { panic!("{name}: {answer:?}") };
+        let dear = with(to, remaining + 1);
+        let at = |wait| peek(fixture.store(), T0 + wait, &dear);
+        assert!(is_denied(at(retry_after_us - 1).await[0].outcome), "{name}");
+        assert_eq!(at(retry_after_us).await[0].outcome, Outcome::Allowed, "{name}");
+        assert!(retry_after_us <= to.window_us(), "{name}");
+    }
+}
+
+async fn a_sliding_log_is_exact<F: Fixture>() {
+    let fixture = F::start().await;
+    let with_cost = |cost| {
+        let algorithm = Algorithm::SlidingLog(Window { window_us: MINUTE, ceiling: 10 });
+        [Cell { algorithm, cost, ..cell(user("u", "log"), 0) }]
+    };
+    let second = 1_000_000;
+    for (at, cost) in [(50, 4), (55, 3), (58, 3)] {
+        assert_eq!(check(fixture.store(), T0 + at * second, &with_cost(cost)).await[0].outcome, Outcome::Allowed);
+    }
+    // The end of the minute means nothing; each admission leaves a minute after it came.
+    for (at, cost, wait) in [(60, 1, 50), (60, 4, 50), (60, 5, 55), (60, 7, 55), (60, 8, 58), (109, 1, 1)] {
+        let answer = check(fixture.store(), T0 + at * second, &with_cost(cost)).await[0];
+        assert_eq!(answer.outcome, Outcome::Denied { retry_after_us: wait * second }, "{at} {cost}");
+        assert_eq!(answer.reset_us, T0 + 118 * second);
+    }
+    let answer = check(fixture.store(), T0 + 110 * second, &with_cost(4)).await[0];
+    assert_eq!((answer.outcome, answer.remaining, answer.reset_us), (Outcome::Allowed, 0, T0 + 170 * second));
+    assert!(is_denied(check(fixture.store(), T0 + 115 * second - 1, &with_cost(1)).await[0].outcome));
+    assert_eq!(peek(fixture.store(), T0 + 115 * second, &with_cost(3)).await[0].remaining, 3);
+}
+
+async fn large_buckets_are_exact<F: Fixture>() {
+    let fixture = F::start().await;
+    // As slow, as large and as fast as can be.
+    for (limit, window_us) in [
+        ((1 << 31) - 1, 60 * MINUTE),
+        (1 << 31, 60 * MINUTE),
+        ((1 << 32) + 1, 24 * 60 * MINUTE),
+        (1 << 33, 100 * 24 * 60 * MINUTE),
+        (3, 100 * 24 * 60 * MINUTE),
+    ] {
+        for (name, algorithm) in [("token", token_bucket(limit, window_us)), ("leaky", leaky_bucket(limit, window_us))]
+        {
+            let with_cost = |cost| [Cell { cost, algorithm, ..cell(user(&format!("{limit} {name}"), "large"), 0) }];
+            let now = T0 + 1;
+            assert_eq!(check(fixture.store(), now, &with_cost(limit - 2)).await[0].remaining, 2, "{name} {limit}");
+            assert!(is_denied(check(fixture.store(), now, &with_cost(3)).await[0].outcome), "{name} {limit}");
+            assert_eq!(check(fixture.store(), now, &with_cost(2)).await[0].remaining, 0, "{name} {limit}");
+            let Outcome::Denied { retry_after_us } = check(fixture.store(), now, &with_cost(1)).await[0].outcome else {
+                panic!("{name} {limit}");
+            };
+            let interval_ns = algorithm.bucket().unwrap().interval_ns();
+            assert_eq!(retry_after_us, interval_ns.div_ceil(1000), "{name} {limit}");
+            let answer = check(fixture.store(), now + retry_after_us, &with_cost(1)).await[0];
+            assert_eq!(answer.outcome, Outcome::Allowed, "{name} {limit}");
+        }
+    }
 }
 
 async fn no_cells_are_no_reason_to_deny<F: Fixture>() {
@@ -416,6 +754,17 @@ macro_rules! store_suite {
             a_steady_client_below_the_limit_is_never_denied,
             a_clock_that_steps_back_resets_nothing,
             another_window_by_a_new_policy_is_no_fresh_one,
+            gives_the_answers_of_the_gcra_vectors,
+            every_algorithm_allows_its_ceiling_and_again_exactly_at_retry_after,
+            each_algorithm_refills_in_its_own_way,
+            a_leaky_bucket_gives_each_request_its_turn,
+            a_refund_gives_back_what_was_taken_and_no_more,
+            requests_over_counters_of_all_algorithms_are_charged_together_or_not_at_all,
+            tasks_get_exactly_the_ceiling_of_every_algorithm,
+            another_algorithm_by_a_new_policy_is_no_fresh_counter,
+            a_bucket_of_another_size_keeps_the_share_that_is_taken,
+            a_sliding_log_is_exact,
+            large_buckets_are_exact,
             no_cells_are_no_reason_to_deny,
         }
     };

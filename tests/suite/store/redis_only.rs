@@ -1,6 +1,11 @@
 //! What only a store behind a network can get wrong.
 
-use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use limiter_common::sliding_window::{Counts, Outcome, Window};
 use limiter_tests::{eventually::eventually, redis_server::RedisServer, vectors};
@@ -8,13 +13,13 @@ use limiter_user::{
     clock::Stopwatch,
     config::Secret,
     store::{
-        At, Cell, Charge, Store, StoreError,
-        counter::OwnTotals,
+        Algorithm, At, Cell, Charge, Store, StoreError,
+        counter::{LoggedAdmission, OwnState, OwnTotals, SharedCounts},
         redis::{RedisConfig, RedisStore, redis_key},
     },
 };
 
-use super::behaviour::{MINUTE, T0, cell, check, is_denied, peek, user};
+use super::behaviour::{MINUTE, T0, cell, check, every, is_denied, peek, refund, user};
 
 const SECOND: u64 = 1_000_000;
 const WAIT: Duration = Duration::from_secs(5);
@@ -40,46 +45,75 @@ fn script(name: &str) -> String {
     format!("{}\n{}", read("lib/counter.lua"), read(name))
 }
 
-/// The text of the script itself against every vector. Each case runs inside one call: within a script nothing
-/// expires, and the windows go down to a microsecond.
+/// Runs calls of `decide.lua` inside one call: within a script nothing expires, and the windows go down to a microsecond.
+async fn run_inside(server: &RedisServer, key: &str, calls: impl Iterator<Item = [u64; 7]>) -> Vec<Vec<i64>> {
+    let mut harness = String::from("local replies = {}\nlocal function step(KEYS, ARGV)\n");
+    harness.push_str(&script("decide.lua"));
+    harness.push_str("\nend\n");
+    for [now_us, now_ns, algorithm, window_us, most, interval_ns, cost] in calls {
+        writeln!(
+            harness,
+            "replies[#replies + 1] = step(KEYS, {{'{now_us}', '{now_ns}', '1', '{algorithm}', '{window_us}', '{most}', \
+             '{interval_ns}', '0', '{cost}', '1'}})"
+        )
+        .unwrap();
+    }
+    harness.push_str("return replies\n");
+    server.run(&["EVAL", &harness, "1", key]).await
+}
+
+/// The text of the script itself against every vector.
 #[tokio::test]
 async fn the_script_gives_the_answers_of_all_vectors() {
     let server = RedisServer::start().await;
-    let mut connection = server.connection().await;
     for case in vectors::sliding_window() {
-        let mut harness = String::from("local replies = {}\nlocal function step(KEYS, ARGV)\n");
-        harness.push_str(&script("sliding_window.lua"));
-        harness.push_str("\nend\n");
-        for step in &case.steps {
-            let (now_us, cost) = (step.now_us, step.cost);
-            let (window_us, ceiling) = (case.window_us, case.ceiling);
-            writeln!(
-                harness,
-                "replies[#replies + 1] = step(KEYS, {{'{now_us}', '1', '{window_us}', '{ceiling}', '{cost}', '1'}})"
-            )
-            .unwrap();
-        }
-        harness.push_str("return replies\n");
-        let replies: Vec<Vec<u64>> = redis::cmd("EVAL")
-            .arg(harness)
-            .arg(1)
-            .arg(&case.name)
-            .query_async::<Vec<Vec<i64>>>(&mut connection)
-            .await
-            .unwrap()
-            .into_iter()
-            .map(|reply| reply.into_iter().map(i64::cast_unsigned).collect())
-            .collect();
+        let calls = case.steps.iter().map(|step| [step.now_us, 0, 1, case.window_us, case.ceiling, 0, step.cost]);
+        let replies = run_inside(&server, &case.name, calls).await;
         assert_eq!(replies.len(), case.steps.len());
         for (number, (step, reply)) in case.steps.iter().zip(replies).enumerate() {
-            let outcome = match (step.allowed, step.never) {
-                (true, _) => 1,
-                (false, true) => (-1i64).cast_unsigned(),
-                (false, false) => 0,
-            };
+            let outcome = outcome(step.allowed, step.never);
             let index = step.now_us / case.window_us;
-            let expected = [step.now_us, 0, outcome, index, step.previous, step.current];
+            let expected = [step.now_us, 0, outcome, index, step.previous, step.current].map(u64::cast_signed);
             assert_eq!(reply, expected, "{} step {number}", case.name);
+        }
+    }
+}
+
+const fn outcome(allowed: bool, never: bool) -> u64 {
+    match (allowed, never) {
+        (true, _) => 1,
+        (false, true) => (-1i64).cast_unsigned(),
+        (false, false) => 0,
+    }
+}
+
+/// To the nanosecond, at times that no double holds.
+#[tokio::test]
+async fn the_script_gives_the_answers_of_all_gcra_vectors() {
+    let server = RedisServer::start().await;
+    for case in vectors::gcra() {
+        let interval_ns = case.emission_interval_ns;
+        let calls = case.steps.iter().map(|step| {
+            // What costs nothing is asked as a peek, which has no step of its own here.
+            [step.now_ns / 1000, step.now_ns % 1000, 3, MINUTE, case.burst, interval_ns, step.cost]
+        });
+        let replies = run_inside(&server, &case.name, calls).await;
+        assert_eq!(replies.len(), case.steps.len());
+        for (number, (step, reply)) in case.steps.iter().zip(replies).enumerate() {
+            let [_, 0, outcome_of, tat_us, tat_ns, lacked_ns] = reply[..] else { panic!("{reply:?}") };
+            assert_eq!(outcome_of, outcome(step.conforming, step.never).cast_signed(), "{} step {number}", case.name);
+            let tat_ns = tat_us.cast_unsigned() * 1000 + tat_ns.cast_unsigned();
+            // A bucket that is full is full, however long ago it was filled.
+            assert_eq!(
+                tat_ns.saturating_sub(step.now_ns),
+                step.tat_ns.saturating_sub(step.now_ns),
+                "{} step {number}",
+                case.name
+            );
+            if let Some(retry_after_ns) = step.retry_after_ns {
+                let most = interval_ns * case.burst - interval_ns * step.cost;
+                assert_eq!(lacked_ns.cast_unsigned() - most, retry_after_ns, "{} step {number}", case.name);
+            }
         }
     }
 }
@@ -202,7 +236,7 @@ async fn every_key_has_a_ttl_of_at_most_two_windows() {
         [("2s", 2 * SECOND), ("10s", 10 * SECOND), ("1m", MINUTE), ("1h", 60 * MINUTE), ("30d", 30 * 24 * 60 * MINUTE)]
     {
         let key = user(name, "ttl");
-        let cells = [Cell { window: Window { window_us, ceiling: 10 }, ..cell(key.clone(), 10) }];
+        let cells = [Cell { algorithm: Algorithm::sliding_window(window_us, 10), ..cell(key.clone(), 10) }];
         store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap();
         let longest_ms = i64::try_from(window_us / 500).unwrap();
         let ttl = ttl_ms(&server, &redis_key(&key)).await;
@@ -222,7 +256,7 @@ async fn the_shortest_windows_expire() {
     let store = store(&server);
     for window_us in [1, 7, 400, 1_000, 20_000] {
         let key = user(&window_us.to_string(), "short");
-        let cells = [Cell { window: Window { window_us, ceiling: 10 }, ..cell(key.clone(), 10) }];
+        let cells = [Cell { algorithm: Algorithm::sliding_window(window_us, 10), ..cell(key.clone(), 10) }];
         let outcome = store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap()[0].outcome;
         assert_eq!(outcome, Outcome::Allowed);
         let ttl = ttl_ms(&server, &redis_key(&key)).await;
@@ -266,6 +300,9 @@ async fn a_lost_ttl_comes_back_whatever_touches_the_key() {
     lose().await;
     exchange(&store, 7, OwnTotals { window_us: MINUTE, ..totals("u", "persist", 0, 0, 0) }).await;
     restored("sync without anything new").await;
+    lose().await;
+    refund(&store, T0, &cells).await;
+    restored("a refund").await;
 }
 
 #[tokio::test]
@@ -297,7 +334,7 @@ async fn what_is_no_counter_is_replaced_and_counted() {
     let () = server.run(&["LPUSH", &key, "a"]).await;
     let reply = exchange(&store, 7, totals("u", "foreign", 0, 0, 3)).await;
     assert!(reply.replaced);
-    assert_eq!(reply.shared.own_current, 0, "an index of 1970 is over");
+    assert_eq!(own(&reply), (0, 0), "an index of 1970 is over");
 }
 
 #[tokio::test]
@@ -311,11 +348,23 @@ async fn redis_clock_decides_when_no_time_is_given() {
 }
 
 fn totals(name: &str, rule: &str, index: u64, previous: u64, current: u64) -> OwnTotals {
-    OwnTotals {
-        key: user(name, rule),
-        window_us: 60 * MINUTE,
-        counts: Counts { index, previous, current },
-        acknowledged_current: 0,
+    let state = OwnState::Windows { counts: Counts { index, previous, current }, acknowledged_current: 0 };
+    OwnTotals { key: user(name, rule), tag: 0, window_us: 60 * MINUTE, state }
+}
+
+type Reply = limiter_user::store::redis::SyncReply;
+
+fn sums(reply: &Reply) -> Counts {
+    match reply.shared {
+        SharedCounts::Windows { counts, .. } => counts,
+        SharedCounts::Bucket { .. } | SharedCounts::Log { .. } => panic!("{reply:?}"),
+    }
+}
+
+fn own(reply: &Reply) -> (u64, u64) {
+    match reply.shared {
+        SharedCounts::Windows { own_previous, own_current, .. } => (own_previous, own_current),
+        SharedCounts::Bucket { .. } | SharedCounts::Log { .. } => panic!("{reply:?}"),
     }
 }
 
@@ -330,8 +379,14 @@ async fn this_hour(store: &RedisStore) -> u64 {
     .await
 }
 
-async fn exchange(store: &RedisStore, node: u32, sent: OwnTotals) -> limiter_user::store::redis::SyncReply {
-    store.exchange(node, &[sent], WAIT).await.unwrap().remove(0).unwrap()
+/// With a number above all before it.
+async fn exchange(store: &RedisStore, tag: u32, sent: OwnTotals) -> Reply {
+    static NUMBER: AtomicU64 = AtomicU64::new(1000);
+    exchange_numbered(store, tag, NUMBER.fetch_add(1, Ordering::Relaxed), sent).await
+}
+
+async fn exchange_numbered(store: &RedisStore, tag: u32, number: u64, sent: OwnTotals) -> Reply {
+    store.exchange(number, &[OwnTotals { tag, ..sent }], WAIT).await.unwrap().remove(0).unwrap()
 }
 
 #[tokio::test]
@@ -339,25 +394,157 @@ async fn totals_sent_twice_count_once() {
     let server = RedisServer::start().await;
     let store = store(&server);
     let hour = this_hour(&store).await;
-    let sums = |reply: limiter_user::store::redis::SyncReply| {
-        let shared = reply.shared;
-        (shared.counts.previous, shared.counts.current, shared.own_previous, shared.own_current)
+    let send = async |node, number, previous, current| {
+        let reply = exchange_numbered(&store, node, number, totals("u", "sync", hour, previous, current)).await;
+        let (sums, own) = (sums(&reply), own(&reply));
+        (sums.previous, sums.current, own.0, own.1)
     };
-    let send = async |node, previous, current| {
-        sums(exchange(&store, node, totals("u", "sync", hour, previous, current)).await)
-    };
-    assert_eq!(send(1, 5, 10).await, (5, 10, 5, 10));
-    assert_eq!(send(1, 5, 10).await, (5, 10, 5, 10), "the same again");
-    assert_eq!(send(2, 0, 7).await, (5, 17, 0, 7));
-    assert_eq!(send(2, 0, 7).await, (5, 17, 0, 7));
-    assert_eq!(send(1, 5, 12).await, (5, 19, 5, 12), "only what is new");
-    assert_eq!(send(1, 5, 10).await, (5, 19, 5, 12), "an old batch that was under way for long");
+    assert_eq!(send(1, 1, 5, 10).await, (5, 10, 5, 10));
+    assert_eq!(send(1, 1, 5, 10).await, (5, 10, 5, 10), "the same again");
+    assert_eq!(send(1, 2, 5, 10).await, (5, 10, 5, 10), "the same in another message");
+    assert_eq!(send(2, 1, 0, 7).await, (5, 17, 0, 7));
+    assert_eq!(send(2, 1, 0, 7).await, (5, 17, 0, 7));
+    assert_eq!(send(1, 3, 5, 12).await, (5, 19, 5, 12), "only what is new");
+    assert_eq!(send(1, 2, 5, 10).await, (5, 19, 5, 12), "an old batch that was under way for long");
+    assert_eq!(send(1, 4, 5, 9).await, (5, 16, 5, 9), "three were given back");
+    assert_eq!(send(1, 3, 5, 12).await, (5, 16, 5, 9), "and are not taken again by what was said before");
+    assert_eq!(send(1, 5, 4, 0).await, (4, 7, 4, 0));
+    assert_eq!(send(1, 6, 5, 12).await, (5, 19, 5, 12));
     assert!(ttl_ms(&server, &redis_key(&user("u", "sync"))).await > 0);
     // And the script that decides sees the sums.
-    let window = Window { window_us: 60 * MINUTE, ceiling: 1000 };
+    let algorithm = Algorithm::sliding_window(60 * MINUTE, 1000);
     let at = At::Given(limiter_common::time::UnixMicros::new(hour * 60 * MINUTE));
-    let cells = [Cell { window, ..cell(user("u", "sync"), 0) }];
+    let cells = [Cell { algorithm, ..cell(user("u", "sync"), 0) }];
     assert_eq!(store.check(at, Charge::Peek, &cells).await.unwrap()[0].remaining, 1000 - 19 - 5);
+}
+
+/// One unit an hour: what a test does takes no time by that.
+const HOURLY_NS: u64 = 3_600_000_000_000;
+
+/// What a node says that has taken `total` of a bucket of 100 and believes it to lack `lacks` units.
+fn bucket_totals(name: &str, now_us: u64, total: u64, acknowledged: u64, lacks: u64) -> OwnTotals {
+    let (interval_ns, fill_ns) = (HOURLY_NS, 100 * HOURLY_NS);
+    let state =
+        OwnState::Bucket { interval_ns, fill_ns, total, acknowledged, tat_ns: now_us * 1000 + lacks * HOURLY_NS };
+    OwnTotals { key: user(name, "bucket"), tag: 0, window_us: 60 * MINUTE, state }
+}
+
+/// Units that the bucket of all nodes lacks, and this node's part.
+fn lacks(reply: &Reply) -> (u64, u64) {
+    let SharedCounts::Bucket { tat_ns, own_total } = reply.shared else { panic!("{reply:?}") };
+    // Rounded to the nearest: a test takes less than half an hour.
+    (tat_ns.saturating_sub(reply.now_us * 1000).saturating_add(HOURLY_NS / 2) / HOURLY_NS, own_total)
+}
+
+#[tokio::test]
+async fn totals_of_buckets_sent_twice_count_once() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let now_us = store.time_us(WAIT).await.unwrap();
+    let send = async |node, number, total, acknowledged, believes| {
+        let sent = bucket_totals("u", now_us, total, acknowledged, believes);
+        lacks(&exchange_numbered(&store, node, number, sent).await)
+    };
+    assert_eq!(send(1, 1, 10, 0, 10).await, (10, 10));
+    assert_eq!(send(1, 1, 10, 0, 10).await, (10, 10), "the same again");
+    assert_eq!(send(1, 2, 10, 0, 10).await, (10, 10), "the same in another message");
+    assert_eq!(send(2, 1, 7, 0, 7).await, (17, 7), "both together");
+    assert_eq!(send(1, 3, 12, 10, 12).await, (19, 12), "only what is new");
+    assert_eq!(send(1, 2, 10, 0, 10).await, (19, 12), "an old batch that was under way for long");
+    assert_eq!(send(1, 4, 8, 12, 15).await, (15, 8), "four were given back");
+    assert_eq!(send(1, 3, 12, 10, 12).await, (15, 8));
+    // Taken long ago and come back since: what the node still misses is what counts.
+    assert_eq!(send(3, 1, 1_000_000, 0, 5).await, (20, 1_000_000));
+    // Never more than the whole bucket, and never more than full.
+    assert_eq!(send(3, 2, 2_000_000, 1_000_000, 100).await, (100, 2_000_000));
+    assert_eq!(send(3, 3, 0, 2_000_000, 0).await, (0, 0));
+    assert!((1..=100 * 3_600_000).contains(&ttl_ms(&server, &redis_key(&user("u", "bucket"))).await));
+}
+
+#[tokio::test]
+async fn a_bucket_that_redis_has_lost_is_filled_by_what_nodes_see() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let now_us = store.time_us(WAIT).await.unwrap();
+    let send = async |node, total, acknowledged, believes| {
+        lacks(&exchange(&store, node, bucket_totals("lost", now_us, total, acknowledged, believes)).await)
+    };
+    assert_eq!(send(1, 10, 0, 10).await, (10, 10));
+    assert_eq!(send(2, 7, 0, 7).await, (17, 7));
+    let () = server.run(&["FLUSHALL"]).await;
+    // Each saw the other's part, so they are not added up; what is new is.
+    assert_eq!(send(1, 11, 10, 18).await, (18, 11));
+    assert_eq!(send(2, 9, 7, 19).await, (20, 9));
+}
+
+#[tokio::test]
+async fn admissions_sent_twice_count_once() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let now_us = store.time_us(WAIT).await.unwrap();
+    // Number, seconds ago, cost.
+    let send = async |tag, admissions: &[(u32, u64, u64)]| {
+        let admission = |&(number, ago, cost): &(u32, u64, u64)| LoggedAdmission {
+            tag,
+            number,
+            at_us: now_us - ago * SECOND,
+            cost,
+        };
+        let state = OwnState::Log { admissions: admissions.iter().map(admission).collect() };
+        let sent = OwnTotals { key: user("u", "log"), tag, window_us: 60 * MINUTE, state };
+        match exchange(&store, tag, sent).await.shared {
+            SharedCounts::Log { admissions } => {
+                admissions.iter().map(|a| (a.tag, (now_us - a.at_us) / SECOND, a.cost)).collect::<Vec<_>>()
+            }
+            other @ (SharedCounts::Windows { .. } | SharedCounts::Bucket { .. }) => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(send(1, &[(0, 100, 2), (1, 50, 1)]).await, [(1, 100, 2), (1, 50, 1)]);
+    assert_eq!(send(1, &[(0, 100, 2), (1, 50, 1)]).await, [(1, 100, 2), (1, 50, 1)], "the same again");
+    // Those of another node have their places by time.
+    assert_eq!(send(2, &[(0, 200, 5), (1, 70, 3)]).await, [(2, 200, 5), (1, 100, 2), (2, 70, 3), (1, 50, 1)]);
+    // Given back, and then told by an old message.
+    assert_eq!(send(1, &[(0, 100, 0)]).await, [(2, 200, 5), (1, 100, 0), (2, 70, 3), (1, 50, 1)]);
+    assert_eq!(send(1, &[(0, 100, 2)]).await, [(2, 200, 5), (1, 100, 0), (2, 70, 3), (1, 50, 1)]);
+    // What is over does not count.
+    assert_eq!(send(2, &[(2, 3601, 9)]).await.len(), 4);
+    let cells = [Cell { algorithm: every(10, 60 * MINUTE)[4].1, ..cell(user("u", "log"), 0) }];
+    assert_eq!(store.check(At::StoreClock, Charge::Peek, &cells).await.unwrap()[0].remaining, 1);
+}
+
+#[tokio::test]
+async fn a_value_has_room_for_so_many_nodes() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let hour = this_hour(&store).await;
+    for node in 1..=300 {
+        let reply = exchange(&store, node, totals("u", "many", hour, 0, 2)).await;
+        assert_eq!((sums(&reply).current, own(&reply)), (2 * u64::from(node), (0, 2)));
+    }
+    let size: usize = server.run(&["STRLEN", &redis_key(&user("u", "many"))]).await;
+    assert!(size < 256 * 16, "{size}");
+}
+
+#[tokio::test]
+async fn every_algorithm_leaves_a_key_with_a_ttl() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    for (name, algorithm) in every(10, MINUTE) {
+        let key = redis_key(&user("u", name));
+        let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
+        store.check(At::StoreClock, Charge::Commit, &cells).await.unwrap();
+        for by in ["a charge", "a refund", "a peek"] {
+            let charge = match by {
+                "a charge" => Charge::Commit,
+                "a refund" => Charge::Refund,
+                _ => Charge::Peek,
+            };
+            let persisted: u32 = server.run(&["PERSIST", &key]).await;
+            assert_eq!(persisted, 1, "{name}");
+            store.check(At::StoreClock, charge, &cells).await.unwrap();
+            assert!((1..=120_000).contains(&ttl_ms(&server, &key).await), "{name} {by}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -369,9 +556,9 @@ async fn an_empty_server_is_filled_again_by_what_nodes_know() {
     exchange(&store, 2, totals("u", "sync", hour, 0, 7)).await;
     let () = server.run(&["FLUSHALL"]).await;
     let reply = exchange(&store, 1, totals("u", "sync", hour, 5, 11)).await;
-    assert_eq!((reply.known, reply.shared.counts.current), (Some(0), 11));
+    assert_eq!((reply.known, sums(&reply).current), (Some(0), 11));
     let reply = exchange(&store, 2, totals("u", "sync", hour, 0, 7)).await;
-    assert_eq!((reply.shared.counts.previous, reply.shared.counts.current), (5, 18));
+    assert_eq!((sums(&reply).previous, sums(&reply).current), (5, 18));
 }
 
 #[tokio::test]
@@ -380,16 +567,16 @@ async fn totals_of_other_windows_go_where_they_belong() {
     let store = store(&server);
     let hour = this_hour(&store).await;
     let reply = exchange(&store, 1, totals("late", "sync", hour - 1, 3, 10)).await;
-    assert_eq!((reply.ahead, reply.shared.counts), (false, Counts { index: hour, previous: 10, current: 0 }));
+    assert_eq!((reply.ahead, sums(&reply)), (false, Counts { index: hour, previous: 10, current: 0 }));
     let reply = exchange(&store, 1, totals("over", "sync", hour - 2, 3, 10)).await;
-    assert_eq!((reply.known, reply.shared.counts), (None, Counts { index: hour, previous: 0, current: 0 }));
+    assert_eq!((reply.known, sums(&reply)), (None, Counts { index: hour, previous: 0, current: 0 }));
     let reply = exchange(&store, 1, totals("early", "sync", hour + 1, 3, 10)).await;
-    assert_eq!((reply.ahead, reply.shared.counts), (false, Counts { index: hour + 1, previous: 3, current: 10 }));
+    assert_eq!((reply.ahead, sums(&reply)), (false, Counts { index: hour + 1, previous: 3, current: 10 }));
     let reply = exchange(&store, 2, totals("early", "sync", hour, 0, 4)).await;
-    assert_eq!(reply.shared.counts, Counts { index: hour + 1, previous: 7, current: 10 });
-    assert_eq!(reply.shared.own_previous, 4);
+    assert_eq!(sums(&reply), Counts { index: hour + 1, previous: 7, current: 10 });
+    assert_eq!(own(&reply).0, 4);
     let reply = exchange(&store, 1, totals("ahead", "sync", hour + 2, 3, 10)).await;
-    assert_eq!((reply.ahead, reply.shared.counts), (true, Counts { index: hour, previous: 0, current: 0 }));
+    assert_eq!((reply.ahead, sums(&reply)), (true, Counts { index: hour, previous: 0, current: 0 }));
     assert_eq!(keys(&server).await.len(), 2, "nothing was written for totals that were not taken");
 }
 
@@ -401,8 +588,8 @@ async fn sums_stop_at_what_lua_can_count() {
     let most = (1 << 53) - 1;
     for node in 1..=3 {
         let reply = exchange(&store, node, totals("u", "large", hour, u64::MAX, 1 << 53)).await;
-        assert_eq!((reply.shared.counts.previous, reply.shared.counts.current), (most, most));
-        assert_eq!((reply.shared.own_previous, reply.shared.own_current), (most, most));
+        assert_eq!((sums(&reply).previous, sums(&reply).current), (most, most));
+        assert_eq!(own(&reply), (most, most));
     }
 }
 
@@ -469,8 +656,8 @@ async fn lua_decides_to_the_unit_whatever_the_size() {
         let (previous, current, cost) = (sizes.next(50), sizes.next(50), sizes.next(50));
         let index = T0 / window_us;
         let with = |cost, ceiling| {
-            let window = Window { window_us, ceiling };
-            [Cell { window, cost, ..cell(user(&round.to_string(), "unit"), 0) }]
+            let algorithm = Algorithm::sliding_window(window_us, ceiling);
+            [Cell { algorithm, cost, ..cell(user(&round.to_string(), "unit"), 0) }]
         };
         let most = (1 << 53) - 1;
         let earlier = check(&store, (index - 1) * window_us, &with(previous, most)).await;

@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use limiter_common::sliding_window::{Outcome, Window};
+use limiter_common::sliding_window::Outcome;
 use limiter_tests::{eventually::eventually, redis_server::RedisServer};
 use limiter_user::{
     clock::{Clock, SharedClock, Stopwatch},
     store::{
-        Cell, Charge,
+        Algorithm, Cell, Charge,
         memory::MemoryStore,
         redis::{RedisConfig, RedisStore},
         sync::{SyncConfig, SyncState, SyncStatus, SyncWorker},
@@ -16,7 +16,7 @@ use limiter_user::{
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::behaviour::{MINUTE, cell, is_denied, user};
+use super::behaviour::{MINUTE, cell, every, is_denied, user};
 
 const WAIT: Duration = Duration::from_secs(10);
 const HOUR: u64 = 60 * MINUTE;
@@ -91,6 +91,11 @@ impl Node {
         eventually(WAIT, async || if self.memory.stats().queued == 0 { Ok(()) } else { Err(self.status.get()) }).await;
     }
 
+    fn refund(&self, cells: &[Cell], cost: u64) {
+        let cells = [Cell { cost, ..cells[0].clone() }];
+        assert_eq!(self.memory.decide(self.clock.now(), Charge::Refund, &cells)[0].outcome, Outcome::Allowed);
+    }
+
     /// The outcome does not matter.
     fn hit(&self, cells: &[Cell]) {
         let (_, _) = self.decide(cells);
@@ -104,7 +109,7 @@ impl Node {
 
 /// A day's window: what a test does is all in one, but for the second before midnight.
 fn daily(name: &str, ceiling: u64) -> [Cell; 1] {
-    [Cell { window: Window { window_us: 24 * HOUR, ceiling }, ..cell(user(name, "daily"), 0) }]
+    [Cell { algorithm: Algorithm::sliding_window(24 * HOUR, ceiling), ..cell(user(name, "daily"), 0) }]
 }
 
 #[tokio::test]
@@ -324,4 +329,63 @@ async fn an_idle_node_asks_redis_once_a_second_at_most() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     let after = calls().await;
     assert!(after - before <= 1, "{before} {after}");
+}
+
+#[tokio::test]
+async fn every_algorithm_is_shared() {
+    let server = RedisServer::start().await;
+    let (a, b) = (Node::start(&server), Node::start(&server));
+    a.until_connected().await;
+    b.until_connected().await;
+    for (name, algorithm) in every(1000, 24 * HOUR) {
+        let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
+        for _ in 0..300 {
+            a.hit(&cells);
+        }
+        for _ in 0..200 {
+            b.hit(&cells);
+        }
+        // A unit of a bucket comes back in 86 s.
+        a.until_remaining(&cells, 500).await;
+        b.until_remaining(&cells, 500).await;
+        // A node that comes later learns of it with its first request.
+        let c = Node::start(&server);
+        c.until_connected().await;
+        c.hit(&cells);
+        c.until_remaining(&cells, 499).await;
+        // What was given back here is given back for nodes that ask from now on.
+        a.refund(&cells, 100);
+        a.until_sent().await;
+        let d = Node::start(&server);
+        d.until_connected().await;
+        d.hit(&cells);
+        d.until_remaining(&cells, 598).await;
+    }
+}
+
+#[tokio::test]
+async fn buckets_recover_after_redis_was_killed_and_came_back_empty() {
+    let mut server = RedisServer::start().await;
+    let (a, b) = (Node::start(&server), Node::start(&server));
+    a.until_connected().await;
+    b.until_connected().await;
+    let (_, algorithm) = every(1000, 24 * HOUR)[2];
+    let cells = [Cell { algorithm, ..cell(user("u", "bucket"), 0) }];
+    for _ in 0..100 {
+        a.hit(&cells);
+        b.hit(&cells);
+    }
+    a.until_remaining(&cells, 800).await;
+    b.until_remaining(&cells, 800).await;
+    server.kill();
+    for _ in 0..50 {
+        a.hit(&cells);
+        b.hit(&cells);
+    }
+    assert_eq!((a.remaining(&cells), b.remaining(&cells)), (750, 750));
+    a.until(SyncState::Degraded).await;
+    b.until(SyncState::Degraded).await;
+    server.restart().await;
+    a.until_remaining(&cells, 700).await;
+    b.until_remaining(&cells, 700).await;
 }

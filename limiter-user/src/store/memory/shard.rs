@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashTable;
-use limiter_common::sliding_window::Window;
 
 use super::MemoryStats;
 use crate::store::{
     CounterKey,
+    algorithm::Algorithm,
     counter::{Counter, OwnTotals, SharedCounts},
 };
 
@@ -21,11 +21,31 @@ struct Entry {
     counter: Counter,
 }
 
+// What a counter costs, beside its place in the table: a million of them are to fit into 256 MB.
+const _: () = assert!(size_of::<Option<Entry>>() <= 120);
+
+/// A bit a slot.
 #[derive(Debug, Default)]
-struct Slot {
-    entry: Option<Entry>,
-    /// Whether the slot is in `queue`, which therefore holds each slot once at most, whoever lives in it.
-    queued: bool,
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn reserve(&mut self, slots: usize) {
+        if self.0.len() * 64 < slots {
+            self.0.resize(slots.div_ceil(64), 0);
+        }
+    }
+
+    /// Sets a bit, and says whether it was set before.
+    fn set(&mut self, slot: SlotIndex) -> bool {
+        let (word, bit) = (slot.get() / 64, 1 << (slot.get() % 64));
+        let before = self.0[word] & bit != 0;
+        self.0[word] |= bit;
+        before
+    }
+
+    fn clear(&mut self, slot: SlotIndex) {
+        self.0[slot.get() / 64] &= !(1 << (slot.get() % 64));
+    }
 }
 
 /// Place of a counter; valid until the next insertion or removal.
@@ -43,10 +63,12 @@ pub(super) struct Shard {
     capacity: usize,
     /// Whether counters are queued to be sent to other nodes.
     shared: bool,
-    slots: Vec<Slot>,
+    slots: Vec<Option<Entry>>,
     free: Vec<SlotIndex>,
     table: HashTable<SlotIndex>,
     queue: VecDeque<SlotIndex>,
+    /// The slots in `queue`, which therefore holds each slot once at most, whoever lives in it.
+    queued: Bits,
     sweep_at: usize,
     /// State of an xorshift generator; it only has to be hard to guess from outside.
     random: u64,
@@ -65,6 +87,7 @@ impl Shard {
             free: Vec::new(),
             table: HashTable::new(),
             queue: VecDeque::new(),
+            queued: Bits::default(),
             sweep_at: 0,
             random: seed | 1,
             evicted: 0,
@@ -77,37 +100,48 @@ impl Shard {
     pub(super) fn find(&self, hash: u64, key: &CounterKey) -> Option<SlotIndex> {
         self.table
             .find(hash, |slot| {
-                self.slots[slot.get()].entry.as_ref().is_some_and(|entry| entry.hash == hash && entry.key == *key)
+                self.slots[slot.get()].as_ref().is_some_and(|entry| entry.hash == hash && entry.key == *key)
             })
             .copied()
     }
 
     pub(super) fn counter(&self, slot: SlotIndex) -> Option<&Counter> {
-        self.slots[slot.get()].entry.as_ref().map(|entry| &entry.counter)
+        self.slots[slot.get()].as_ref().map(|entry| &entry.counter)
     }
 
-    /// Moves the counter to the window of `now_us`.
-    pub(super) fn move_to(&mut self, slot: SlotIndex, window_us: u64, now_us: u64) {
-        if let Some(entry) = &mut self.slots[slot.get()].entry {
-            let late = entry.counter.move_to(window_us, now_us);
+    /// Moves the counter to `now_us`, and to what its rule is by now.
+    #[inline]
+    pub(super) fn move_to(&mut self, slot: SlotIndex, algorithm: &Algorithm, now_us: u64) {
+        if let Some(entry) = &mut self.slots[slot.get()] {
+            let late = entry.counter.move_to(algorithm, now_us);
             self.count_late(late);
         }
     }
 
-    /// The counter must have been moved to the window of the request.
-    pub(super) fn charge(&mut self, slot: SlotIndex, cost: u64) {
-        if let Some(entry) = &mut self.slots[slot.get()].entry {
-            entry.counter.charge(cost);
+    /// The counter must have been moved to the request.
+    #[inline]
+    pub(super) fn charge(&mut self, slot: SlotIndex, algorithm: &Algorithm, now_us: u64, cost: u64) {
+        if let Some(entry) = &mut self.slots[slot.get()] {
+            entry.counter.charge(algorithm, now_us, cost);
             self.enqueue(slot);
         }
     }
 
     /// Charges a counter that may not exist yet. Invalidates every `SlotIndex`.
-    pub(super) fn charge_new(&mut self, hash: u64, key: &CounterKey, window: &Window, now_us: u64, cost: u64) {
+    pub(super) fn charge_new(&mut self, hash: u64, key: &CounterKey, algorithm: &Algorithm, now_us: u64, cost: u64) {
         let slot = self.find(hash, key).unwrap_or_else(|| {
-            self.insert(Entry { key: key.clone(), hash, counter: Counter::new(window, now_us) }, now_us)
+            let tag = u32::try_from(self.random() >> 32).unwrap_or(0);
+            self.insert(Entry { key: key.clone(), hash, counter: Counter::new(algorithm, now_us, tag) }, now_us)
         });
-        self.charge(slot, cost);
+        self.charge(slot, algorithm, now_us, cost);
+    }
+
+    /// The counter must have been moved to the request.
+    pub(super) fn give_back(&mut self, slot: SlotIndex, algorithm: &Algorithm, now_us: u64, cost: u64) {
+        if let Some(entry) = &mut self.slots[slot.get()] {
+            entry.counter.give_back(algorithm, now_us, cost);
+            self.enqueue(slot);
+        }
     }
 
     fn insert(&mut self, entry: Entry, now_us: u64) -> SlotIndex {
@@ -117,21 +151,24 @@ impl Shard {
         let hash = entry.hash;
         let slot = match self.free.pop() {
             Some(slot) => {
-                self.slots[slot.get()].entry = Some(entry);
+                self.slots[slot.get()] = Some(entry);
                 slot
             }
             None => {
                 let slot = SlotIndex(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
-                self.slots.push(Slot { entry: Some(entry), queued: false });
+                self.slots.push(Some(entry));
                 // Here, and not when a request charges an existing counter.
-                if self.shared && self.queue.capacity() < self.slots.len() {
-                    self.queue.reserve(self.slots.capacity() - self.queue.len());
+                if self.shared {
+                    self.queued.reserve(self.slots.capacity());
+                    if self.queue.capacity() < self.slots.len() {
+                        self.queue.reserve(self.slots.capacity() - self.queue.len());
+                    }
                 }
                 slot
             }
         };
         let slots = &self.slots;
-        self.table.insert_unique(hash, slot, |slot| slots[slot.get()].entry.as_ref().map_or(0, |entry| entry.hash));
+        self.table.insert_unique(hash, slot, |slot| slots[slot.get()].as_ref().map_or(0, |entry| entry.hash));
         slot
     }
 
@@ -145,8 +182,7 @@ impl Shard {
             .filter_map(|_| {
                 let slot = self.random_slot();
                 let counter = self.counter(slot)?;
-                let counts = counter.counts();
-                Some((counter.expires_us(), counts.previous.saturating_add(counts.current), slot))
+                Some((counter.expires_us(), counter.weight(now_us), slot))
             })
             .min_by_key(|(expires_us, count, _)| (*expires_us, *count));
         if let Some((_, _, slot)) = victim
@@ -160,16 +196,20 @@ impl Shard {
         }
     }
 
-    fn random_slot(&mut self) -> SlotIndex {
+    fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let slot = (u128::from(self.random) * self.slots.len() as u128) >> 64;
+        self.random
+    }
+
+    fn random_slot(&mut self) -> SlotIndex {
+        let slot = (u128::from(self.random()) * self.slots.len() as u128) >> 64;
         SlotIndex(u32::try_from(slot).unwrap_or(0))
     }
 
     fn remove(&mut self, slot: SlotIndex) -> Option<Entry> {
-        let entry = self.slots[slot.get()].entry.take()?;
+        let entry = self.slots[slot.get()].take()?;
         if let Ok(occupied) = self.table.find_entry(entry.hash, |other| *other == slot) {
             occupied.remove();
         }
@@ -205,9 +245,7 @@ impl Shard {
     }
 
     fn enqueue(&mut self, slot: SlotIndex) {
-        let queued = &mut self.slots[slot.get()].queued;
-        if self.shared && !*queued {
-            *queued = true;
+        if self.shared && !self.queued.set(slot) {
             self.queue.push_back(slot);
         }
     }
@@ -218,11 +256,9 @@ impl Shard {
         while taken < max
             && let Some(slot) = self.queue.pop_front()
         {
-            let slot = &mut self.slots[slot.get()];
-            slot.queued = false;
-            let Some(entry) = &mut slot.entry else { continue };
-            let window_us = entry.counter.window_us();
-            let late = entry.counter.move_to(window_us, now_us);
+            self.queued.clear(slot);
+            let Some(entry) = &mut self.slots[slot.get()] else { continue };
+            let late = entry.counter.advance_to(now_us);
             // What had to be sent belongs to windows that are over.
             if entry.counter.has_own_counts() {
                 out.push(entry.counter.own_totals(entry.key.clone()));
@@ -248,16 +284,11 @@ impl Shard {
         self.queue.len()
     }
 
-    /// Takes what the shared store said about totals that this node sent. A counter that has been given up or has
-    /// another window since then is left alone.
-    pub(super) fn learn(&mut self, hash: u64, sent: &OwnTotals, shared: &SharedCounts) {
+    /// Takes what the shared store said about totals that this node sent. A counter that has been given up is left alone.
+    pub(super) fn learn(&mut self, hash: u64, sent: &OwnTotals, shared: &SharedCounts, now_us: u64) {
         let Some(slot) = self.find(hash, &sent.key) else { return };
-        let Some(entry) = &mut self.slots[slot.get()].entry else { return };
-        if entry.counter.window_us() != sent.window_us {
-            return;
-        }
-        let late = entry.counter.learn(shared);
-        let more = entry.counter.unconfirmed() > 0;
+        let Some(entry) = &mut self.slots[slot.get()] else { return };
+        let (late, more) = entry.counter.learn(sent, shared, now_us);
         self.count_late(late);
         if more {
             self.enqueue(slot);

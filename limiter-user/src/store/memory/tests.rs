@@ -1,10 +1,17 @@
 use std::collections::HashMap;
 
-use limiter_common::sliding_window::Window;
+use limiter_common::{
+    bucket::Bucket,
+    leaky_bucket::LeakyBucket,
+    sliding_window::{Counts, Window},
+};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{clock::ManualClock, store::Identity};
+use crate::{
+    clock::ManualClock,
+    store::{Algorithm, Identity, counter::OwnState},
+};
 
 const T0: u64 = 1_704_067_200_000_000;
 
@@ -13,7 +20,7 @@ fn key(name: &str) -> CounterKey {
 }
 
 fn cell(name: &str, window_us: u64, ceiling: u64) -> Cell {
-    Cell { key: key(name), window: Window { window_us, ceiling }, cost: 1, enforced: true }
+    Cell { key: key(name), algorithm: Algorithm::sliding_window(window_us, ceiling), cost: 1, enforced: true }
 }
 
 fn store(max_counters: usize, shared: bool) -> MemoryStore {
@@ -32,7 +39,16 @@ fn take(store: &MemoryStore, now_us: u64, max: usize) -> Vec<OwnTotals> {
 
 /// What Redis would say if this node were alone.
 fn alone(sent: &OwnTotals) -> SharedCounts {
-    SharedCounts { counts: sent.counts, own_previous: sent.counts.previous, own_current: sent.counts.current }
+    let (counts, _) = windows(sent);
+    SharedCounts::Windows { counts, own_previous: counts.previous, own_current: counts.current }
+}
+
+/// What is sent of a window, and what was confirmed of it.
+fn windows(sent: &OwnTotals) -> (Counts, u64) {
+    match sent.state {
+        OwnState::Windows { counts, acknowledged_current } => (counts, acknowledged_current),
+        OwnState::Bucket { .. } | OwnState::Log { .. } => panic!("{sent:?}"),
+    }
 }
 
 #[test]
@@ -115,21 +131,21 @@ fn a_counter_is_queued_once_and_again_after_what_was_not_confirmed() {
     }
     let sent = take(&store, T0, 10);
     assert_eq!(sent.len(), 1);
-    assert_eq!(sent[0].counts.current, 3);
+    assert_eq!(windows(&sent[0]).0.current, 3);
     assert_eq!(take(&store, T0, 10), []);
     // More arrives while the message is under way.
     decide(&store, T0, &cells);
-    store.apply(&sent[0], &alone(&sent[0]));
+    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
     let sent = take(&store, T0, 10);
-    assert_eq!((sent[0].counts.current, sent[0].acknowledged_current), (4, 3));
+    assert_eq!((windows(&sent[0]).0.current, windows(&sent[0]).1), (4, 3));
     // No answer: it is to be sent again, in full.
     store.requeue(&sent[0].key);
     let sent = take(&store, T0, 10);
-    assert_eq!(sent[0].counts.current, 4);
-    store.apply(&sent[0], &alone(&sent[0]));
+    assert_eq!(windows(&sent[0]).0.current, 4);
+    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
     assert_eq!(take(&store, T0, 10), []);
     assert_eq!(store.queue_live(UnixMicros::new(T0)), 1);
-    assert_eq!(take(&store, T0 + 60_000_000, 10)[0].counts.previous, 4);
+    assert_eq!(windows(&take(&store, T0 + 60_000_000, 10)[0]).0.previous, 4);
     assert_eq!(store.queue_live(UnixMicros::new(T0 + 180_000_000)), 0);
 }
 
@@ -159,51 +175,104 @@ fn others_counts_deny_here() {
     let cells = [cell("u", 60_000_000, 100)];
     decide(&store, T0, &cells);
     let sent = take(&store, T0, 10);
-    let counts = Counts { current: 100, ..sent[0].counts };
-    store.apply(&sent[0], &SharedCounts { counts, own_previous: 0, own_current: 1 });
+    let counts = Counts { current: 100, ..windows(&sent[0]).0 };
+    let shared = SharedCounts::Windows { counts, own_previous: 0, own_current: 1 };
+    store.apply(&sent[0], &shared, UnixMicros::new(T0));
     assert!(matches!(decide(&store, T0, &cells)[0].outcome, Outcome::Denied { .. }));
 }
 
-/// The definition of design.md, without any of what makes the store fast.
+#[test]
+fn a_refund_creates_no_counter_and_is_shared() {
+    let store = store(1000, true);
+    let cells = [cell("u", 60_000_000, 100)];
+    let refund = |cost| {
+        let cells = [Cell { cost, ..cells[0].clone() }];
+        store.decide(UnixMicros::new(T0), Charge::Refund, &cells)[0]
+    };
+    assert_eq!((refund(5).outcome, refund(5).remaining), (Outcome::Allowed, 100));
+    assert_eq!((store.stats().counters, store.stats().queued), (0, 0));
+    for _ in 0..3 {
+        decide(&store, T0, &cells);
+    }
+    let sent = take(&store, T0, 10);
+    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
+    assert_eq!(refund(2).remaining, 99);
+    assert_eq!(windows(&take(&store, T0, 10)[0]), (Counts { index: T0 / 60_000_000, previous: 0, current: 1 }, 3));
+    assert_eq!(refund(2).remaining, 100);
+}
+
+/// What it had admitted is in the shared store under the tag that it had, and comes back from there as others' counts.
+#[test]
+fn a_counter_that_was_given_up_comes_back_under_another_tag() {
+    let store = store(1, true);
+    let mut tags = Vec::new();
+    for name in ["u", "v", "u"] {
+        decide(&store, T0, &[cell(name, 60_000_000, 100)]);
+        let sent = take(&store, T0, 10);
+        assert_eq!((sent.len(), windows(&sent[0]).0.current), (1, 1));
+        tags.push(sent[0].tag);
+        store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
+    }
+    assert_eq!(store.stats().evicted, 2);
+    assert!(tags[0] != tags[1] && tags[0] != tags[2], "{tags:?}");
+}
+
+/// The definitions, without any of what makes the store fast.
 #[derive(Default)]
-struct Model(HashMap<CounterKey, Counts>);
+struct Model(HashMap<CounterKey, View>);
 
 impl Model {
+    fn moved(view: Option<View>, algorithm: &Algorithm, now_us: u64) -> View {
+        match view {
+            None => algorithm.unused(now_us),
+            Some(View::Windows(counts)) => View::Windows(counts.at(now_us / algorithm.window_us())),
+            Some(other @ (View::Bucket { .. } | View::Log { .. })) => other,
+        }
+    }
+
     fn decide(&mut self, now_us: u64, charge: Charge, cells: &[Cell]) -> Vec<CellOutcome> {
         let mut tried = self.0.clone();
         let mut outcomes = Vec::new();
         for cell in cells {
-            let counts = tried.entry(cell.key.clone()).or_insert(Counts {
-                index: cell.window.index(now_us),
-                previous: 0,
-                current: 0,
-            });
-            *counts = counts.at(cell.window.index(now_us));
-            let outcome = cell.window.check(counts, now_us, cell.cost);
+            let view = Self::moved(tried.get(&cell.key).copied(), &cell.algorithm, now_us);
+            let (outcome, delay_us) = cell.algorithm.check(view, now_us, cell.cost);
             if outcome == Outcome::Allowed {
-                counts.current += cell.cost;
+                tried.insert(cell.key.clone(), cell.algorithm.taken(view, now_us, cell.cost));
             }
-            outcomes.push(CellOutcome { outcome, remaining: 0, reset_us: cell.window.reset_us(counts) });
+            outcomes.push(CellOutcome { outcome, remaining: 0, reset_us: 0, delay_us });
         }
         if charge == Charge::Commit && passes(cells, &outcomes) {
             self.0 = tried;
         }
         for (cell, outcome) in cells.iter().zip(&mut outcomes) {
-            let counts = self.0.get(&cell.key).copied().unwrap_or_default().at(cell.window.index(now_us));
-            outcome.remaining = cell.window.remaining(&counts, now_us);
+            let view = Self::moved(self.0.get(&cell.key).copied(), &cell.algorithm, now_us);
+            outcome.remaining = cell.algorithm.remaining(view, now_us);
+            outcome.reset_us = cell.algorithm.reset_us(view, now_us);
         }
         outcomes
     }
 }
 
+/// A client's counters have one algorithm and window each, as one rule has.
+fn algorithm(client: u64, ceiling: u64) -> Algorithm {
+    let window_us = 100 * (client + 1);
+    let window = Window { window_us, ceiling };
+    match client {
+        0 | 5 => Algorithm::SlidingWindow(window),
+        1 => Algorithm::FixedWindow(window),
+        2 | 3 => Algorithm::TokenBucket { bucket: Bucket::new(ceiling, window_us, ceiling).unwrap(), window_us },
+        _ => Algorithm::LeakyBucket { bucket: LeakyBucket::new(7, window_us, ceiling, 200).unwrap(), window_us },
+    }
+}
+
 prop_compose! {
-    /// A client's counters have one window each, as one rule has.
     fn cells()(
         picks in prop::collection::vec((0u64..6, 1u64..4, 0u64..3), 1..5),
     ) -> Vec<Cell> {
         picks.into_iter().map(|(client, cost, ceiling)| Cell {
             key: key(&client.to_string()),
-            window: Window { window_us: 100 * (client + 1), ceiling: 3 + 4 * ceiling },
+            // Buckets that change their burst are cut, which the model does not know.
+            algorithm: algorithm(client, if (2..5).contains(&client) { 7 } else { 3 + 4 * ceiling }),
             cost,
             // The mode is the rule's, so it is one for a counter.
             enforced: client != 5,

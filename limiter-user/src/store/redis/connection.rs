@@ -206,7 +206,7 @@ impl Connection {
     pub(super) fn error(&self, operation: &'static str, error: &RedisError) -> StoreError {
         let store = self.name.clone();
         let reason = error.to_string();
-        if is_misunderstanding(error) {
+        if is_misunderstanding(error) && !is_unauthenticated(&reason) {
             StoreError::BadReply { operation, store, reason }
         } else {
             StoreError::Unavailable { operation, store, reason }
@@ -265,6 +265,11 @@ fn is_of_server(error: &RedisError) -> bool {
         error.kind(),
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) | ErrorKind::AuthenticationFailed
     ) || error.code() == Some("NOAUTH")
+}
+
+/// What Redis says to a call of more than ten words before it knows who calls; to a shorter one it says NOAUTH.
+fn is_unauthenticated(reason: &str) -> bool {
+    reason.contains("unauthenticated multibulk length")
 }
 
 /// Whether asking again, or another server, would not help: the call or the reply is wrong.

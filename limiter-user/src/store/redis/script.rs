@@ -1,11 +1,15 @@
 //! The Lua scripts: their text and the shape of their calls. Contracts are in the headers of the files.
 
-use limiter_common::sliding_window::{Counts, Outcome, Window};
+use limiter_common::{
+    bucket::Bucket,
+    sliding_window::{Counts, Outcome, Window},
+};
 use redis::{Cmd, Value};
 
 use crate::store::{
-    Cell, CellOutcome, Charge,
-    counter::{OwnTotals, SharedCounts},
+    Algorithm, Cell, CellOutcome, Charge,
+    algorithm::{View, in_ns},
+    counter::{LoggedAdmission, OwnState, OwnTotals, SharedCounts},
     taken_before,
 };
 
@@ -24,8 +28,8 @@ pub(super) struct Script {
 }
 
 impl Script {
-    pub(super) fn sliding_window() -> Self {
-        Self::new("sliding_window.lua", include_str!("../../../../lua/sliding_window.lua"))
+    pub(super) fn decide() -> Self {
+        Self::new("decide.lua", include_str!("../../../../lua/decide.lua"))
     }
 
     pub(super) fn sync() -> Self {
@@ -54,20 +58,50 @@ impl Script {
 /// Why a reply cannot be what the script returns.
 pub(super) type Misfit = String;
 
-/// A call of `sliding_window.lua`.
+/// How the scripts call the algorithms and the kinds of counters.
+const WINDOWS: u8 = 1;
+const BUCKET: u8 = 2;
+const LOG: u8 = 3;
+
+const fn code(algorithm: &Algorithm) -> u8 {
+    match algorithm {
+        Algorithm::SlidingWindow(_) => 1,
+        Algorithm::FixedWindow(_) => 2,
+        Algorithm::TokenBucket { .. } => 3,
+        Algorithm::LeakyBucket { .. } => 4,
+        Algorithm::SlidingLog(_) => 5,
+    }
+}
+
+/// A call of `decide.lua`.
 pub(super) fn decide(script: &Script, now_us: u64, charge: Charge, cells: &[Cell], keys: &[Vec<u8>]) -> Cmd {
     let mut call = script.call(keys.len());
     for key in keys {
         call.arg(key.as_slice());
     }
-    call.arg(now_us).arg(u8::from(charge == Charge::Commit));
+    let charge = match charge {
+        Charge::Peek => 0,
+        Charge::Commit => 1,
+        Charge::Refund => 2,
+    };
+    call.arg(now_us).arg(0).arg(charge);
     for cell in cells {
-        call.arg(cell.window.window_us).arg(cell.window.ceiling).arg(cell.cost).arg(u8::from(cell.enforced));
+        let algorithm = &cell.algorithm;
+        let interval_ns = algorithm.bucket().map_or(0, Bucket::interval_ns);
+        let max_delay_us = match algorithm {
+            Algorithm::LeakyBucket { bucket, .. } => bucket.max_delay_us(),
+            Algorithm::SlidingWindow(_)
+            | Algorithm::FixedWindow(_)
+            | Algorithm::SlidingLog(_)
+            | Algorithm::TokenBucket { .. } => 0,
+        };
+        call.arg(code(algorithm)).arg(algorithm.window_us()).arg(algorithm.ceiling());
+        call.arg(interval_ns).arg(max_delay_us).arg(cell.cost).arg(u8::from(cell.enforced));
     }
     call
 }
 
-/// What `sliding_window.lua` said.
+/// What `decide.lua` said.
 #[derive(Debug)]
 pub(super) struct Decided {
     pub(super) replaced: u64,
@@ -83,73 +117,136 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
     }
     let mut outcomes: Vec<CellOutcome> = Vec::with_capacity(cells.len());
     for (number, (cell, fields)) in cells.iter().zip(rest.chunks_exact(4)).enumerate() {
-        let window = Window { window_us: cell.window.window_us.clamp(1, MAX), ceiling: cell.window.ceiling.min(MAX) };
-        let counts =
-            Counts { index: unsigned(fields[1])?, previous: unsigned(fields[2])?, current: unsigned(fields[3])? };
-        let outcome = match fields[0] {
-            1 => Outcome::Allowed,
-            -1 => Outcome::Never,
-            0 => {
-                // Charged only with the cells before it that allow, which is what it was denied over; when the
-                // request passed in spite of it (a shadow cell), those are in the counts already.
-                let charged = charge == Charge::Commit && passes_by(rest, cells);
-                let taken = if charged { 0 } else { taken_before(cells, &outcomes, number) };
-                let tried = Counts { current: counts.current.saturating_add(taken), ..counts };
-                match window.check(&tried, now_us, cell.cost) {
-                    denied @ Outcome::Denied { .. } => denied,
-                    other @ (Outcome::Allowed | Outcome::Never) => {
-                        return Err(format!("denied what these counts make {other:?}: {tried:?}"));
-                    }
-                }
+        let algorithm = as_lua_takes_it(cell.algorithm);
+        let state = [unsigned(fields[1])?, unsigned(fields[2])?, unsigned(fields[3])?];
+        // Charged only with the cells before it that allow, which is what it was denied over; when the request passed in spite
+        // of it (a shadow cell), those are in the counts already.
+        let counted = |view: View| {
+            let charged = charge == Charge::Commit && passes_by(rest, cells);
+            let taken = if charged { 0 } else { taken_before(cells, &outcomes, number) };
+            (view, algorithm.taken(view, now_us, taken))
+        };
+        // The state after the decision, and the one that the cost was weighed against.
+        let (view, weighed) = match algorithm {
+            Algorithm::SlidingWindow(_) | Algorithm::FixedWindow(_) => {
+                counted(View::Windows(Counts { index: state[0], previous: state[1], current: state[2] }))
             }
+            Algorithm::SlidingLog(_) => counted(View::Log { used: state[0], wait_us: state[1], reset_us: state[2] }),
+            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
+                let tat_ns = state[0].checked_mul(1000).and_then(|ns| ns.checked_add(state[1]));
+                let view = View::Bucket { tat_ns: tat_ns.ok_or("an instant beyond all times")? };
+                (view, View::Bucket { tat_ns: in_ns(now_us).saturating_add(state[2]) })
+            }
+        };
+        let (outcome, delay_us) = match fields[0] {
+            1 => (Outcome::Allowed, if charge == Charge::Refund { 0 } else { delay_us(&algorithm, state[2]) }),
+            -1 => (Outcome::Never, 0),
+            0 => match algorithm.check(weighed, now_us, cell.cost).0 {
+                denied @ Outcome::Denied { .. } => (denied, 0),
+                other @ (Outcome::Allowed | Outcome::Never) => {
+                    return Err(format!("denied what this state makes {other:?}: {weighed:?}"));
+                }
+            },
             other => return Err(format!("outcome {other}")),
         };
-        let remaining = window.remaining(&counts, now_us);
-        outcomes.push(CellOutcome { outcome, remaining, reset_us: window.reset_us(&counts) });
+        let (remaining, reset_us) = (algorithm.remaining(view, now_us), algorithm.reset_us(view, now_us));
+        outcomes.push(CellOutcome { outcome, remaining, reset_us, delay_us });
     }
     Ok(Decided { replaced, outcomes })
+}
+
+/// Windows and ceilings above what Lua can count are taken as that. Buckets are never so large.
+fn as_lua_takes_it(algorithm: Algorithm) -> Algorithm {
+    let bounded =
+        |Window { window_us, ceiling }| Window { window_us: window_us.clamp(1, MAX), ceiling: ceiling.min(MAX) };
+    match algorithm {
+        Algorithm::SlidingWindow(window) => Algorithm::SlidingWindow(bounded(window)),
+        Algorithm::FixedWindow(window) => Algorithm::FixedWindow(bounded(window)),
+        Algorithm::SlidingLog(window) => Algorithm::SlidingLog(bounded(window)),
+        bucket @ (Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. }) => bucket,
+    }
+}
+
+/// The time until a turn that comes after what the bucket lacked.
+const fn delay_us(algorithm: &Algorithm, lacked_ns: u64) -> u64 {
+    match algorithm {
+        Algorithm::LeakyBucket { .. } => lacked_ns.div_ceil(1000),
+        Algorithm::SlidingWindow(_)
+        | Algorithm::FixedWindow(_)
+        | Algorithm::SlidingLog(_)
+        | Algorithm::TokenBucket { .. } => 0,
+    }
 }
 
 fn passes_by(fields: &[i64], cells: &[Cell]) -> bool {
     cells.iter().zip(fields.chunks_exact(4)).all(|(cell, fields)| !cell.enforced || fields[0] == 1)
 }
 
-/// A call of `sync.lua`.
-pub(super) fn sync(script: &Script, node_tag: u32, totals: &OwnTotals, key: &[u8]) -> Cmd {
+/// A call of `sync.lua`. `number` grows from message to message.
+pub(super) fn sync(script: &Script, number: u64, totals: &OwnTotals, key: &[u8]) -> Cmd {
     let mut call = script.call(1);
-    let Counts { index, previous, current } = totals.counts;
-    call.arg(key).arg(node_tag).arg(totals.window_us).arg(index).arg(previous).arg(current);
+    call.arg(key).arg(totals.tag).arg(number);
+    match &totals.state {
+        OwnState::Windows { counts: Counts { index, previous, current }, .. } => {
+            call.arg(WINDOWS).arg(totals.window_us).arg(index).arg(previous).arg(current);
+        }
+        OwnState::Bucket { interval_ns, fill_ns, total, acknowledged, tat_ns } => {
+            call.arg(BUCKET).arg(totals.window_us).arg(interval_ns).arg(fill_ns / (*interval_ns).max(1));
+            call.arg(total).arg(acknowledged).arg(tat_ns / 1000).arg(tat_ns % 1000);
+        }
+        OwnState::Log { admissions } => {
+            call.arg(LOG).arg(totals.window_us).arg(admissions.len());
+            for admission in admissions {
+                call.arg(admission.number).arg(admission.at_us).arg(admission.cost);
+            }
+        }
+    }
     call
 }
 
 /// What `sync.lua` said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncReply {
     pub now_us: u64,
     /// The totals' window has not begun by Redis' clock; nothing was taken.
     pub ahead: bool,
     /// The key held something that is no counter.
     pub replaced: bool,
-    /// What Redis knew of this node's part of the sent window before; `None` when that window is over.
+    /// What Redis knew of this node's part of the sent window before; `None` when that window is over, and of buckets and logs.
     pub known: Option<u64>,
     pub shared: SharedCounts,
 }
 
-pub(super) fn synced(reply: Value) -> Result<SyncReply, Misfit> {
+pub(super) fn synced(reply: Value, sent: &OwnState) -> Result<SyncReply, Misfit> {
     let numbers = integers(reply)?;
-    let &[now_us, status, replaced, known, index, previous, current, own_previous, own_current] = &numbers[..] else {
-        return Err(format!("{} numbers", numbers.len()));
+    let misfit = || format!("{} numbers", numbers.len());
+    let (&[now_us, status, replaced, known], state) = numbers.split_first_chunk().ok_or_else(misfit)?;
+    let state = state.iter().map(|&number| unsigned(number)).collect::<Result<Vec<u64>, _>>()?;
+    let shared = match sent {
+        OwnState::Windows { .. } => {
+            let &[index, previous, current, own_previous, own_current] = &state[..] else { return Err(misfit()) };
+            SharedCounts::Windows { counts: Counts { index, previous, current }, own_previous, own_current }
+        }
+        OwnState::Bucket { .. } => {
+            let &[tat_us, tat_ns, own_total] = &state[..] else { return Err(misfit()) };
+            let tat_ns = tat_us.checked_mul(1000).and_then(|ns| ns.checked_add(tat_ns));
+            SharedCounts::Bucket { tat_ns: tat_ns.ok_or("an instant beyond all times")?, own_total }
+        }
+        OwnState::Log { .. } => {
+            let (admissions, []) = state.as_chunks::<4>() else { return Err(misfit()) };
+            let short = |number: u64| u32::try_from(number).map_err(|error| format!("{number}: {error}"));
+            let admission = |&[tag, number, at_us, cost]: &[u64; 4]| {
+                Ok::<_, Misfit>(LoggedAdmission { tag: short(tag)?, number: short(number)?, at_us, cost })
+            };
+            SharedCounts::Log { admissions: admissions.iter().map(admission).collect::<Result<_, _>>()? }
+        }
     };
     Ok(SyncReply {
         now_us: unsigned(now_us)?,
         ahead: status == 1,
         replaced: replaced == 1,
         known: u64::try_from(known).ok(),
-        shared: SharedCounts {
-            counts: Counts { index: unsigned(index)?, previous: unsigned(previous)?, current: unsigned(current)? },
-            own_previous: unsigned(own_previous)?,
-            own_current: unsigned(own_current)?,
-        },
+        shared,
     })
 }
 
@@ -165,16 +262,45 @@ fn unsigned(number: i64) -> Result<u64, Misfit> {
 mod tests {
     use super::*;
 
+    const OWN: OwnState =
+        OwnState::Windows { counts: Counts { index: 0, previous: 0, current: 0 }, acknowledged_current: 0 };
+
     /// Every script's header says how many arguments and replies there are; the calls keep to it.
     #[test]
     fn calls_have_the_arity_of_the_headers() {
-        let sync = Script::sync();
-        let header = |position: usize| format!("ARGV[{position}]");
-        assert!(sync.text.contains(&header(5)) && !sync.text.contains(&header(6)));
-        let reply = sync.text.lines().find(|line| line.starts_with("-- Returns")).unwrap();
-        assert_eq!(reply.matches(',').count() + 1, 9, "{reply}");
-        assert!(synced(Value::Array(vec![Value::Int(0); 9])).is_ok());
-        assert!(synced(Value::Array(vec![Value::Int(0); 8])).is_err());
+        let script = Script::sync();
+        let header = |position: usize| script.text.contains(&format!("ARGV[{position}]"));
+        let totals = |state| {
+            let key = crate::store::CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
+            OwnTotals { key, tag: 1, window_us: 1, state }
+        };
+        let bucket = || OwnState::Bucket { interval_ns: 1, fill_ns: 1, total: 0, acknowledged: 0, tat_ns: 0 };
+        let admissions = vec![LoggedAdmission { tag: 1, number: 0, at_us: 1, cost: 1 }];
+        for (state, arity) in [(OWN, 7), (bucket(), 10), (OwnState::Log { admissions }, 8)] {
+            // The command, the hash, the number of keys and the key come before.
+            let arguments = sync(&script, 1, &totals(state), b"k").args_iter().count() - 4;
+            assert_eq!(arguments, arity);
+            assert!(header(arity), "{arity}");
+        }
+        assert!(!header(11));
+        let reply = script.text.lines().find(|line| line.starts_with("-- Returns")).unwrap();
+        assert!(reply.contains("then its state") && reply.matches(',').count() == 4, "{reply}");
+        for (own, numbers) in [(OWN, 9), (bucket(), 7), (OwnState::Log { admissions: Vec::new() }, 12)] {
+            assert!(synced(Value::Array(vec![Value::Int(0); numbers]), &own).is_ok(), "{own:?}");
+            assert!(synced(Value::Array(vec![Value::Int(0); numbers + 1]), &own).is_err(), "{own:?}");
+        }
+
+        let script = Script::decide();
+        let cells = [(); 2].map(|()| Cell {
+            key: totals(OWN).key,
+            algorithm: Algorithm::sliding_window(1, 1),
+            cost: 1,
+            enforced: true,
+        });
+        let keys = [(); 2].map(|()| b"k".to_vec());
+        let arguments = decide(&script, 1, Charge::Commit, &cells, &keys).args_iter().count() - 5;
+        assert_eq!(arguments, 3 + 2 * 7);
+        assert!(script.text.contains("ARGV[7i-3..7i+3]"));
     }
 
     #[test]
@@ -182,6 +308,6 @@ mod tests {
         assert!(decided(Value::Nil, Charge::Peek, &[]).is_err());
         assert!(decided(Value::Array(vec![Value::Int(1)]), Charge::Peek, &[]).is_err());
         assert!(decided(Value::Array(vec![Value::Int(-1), Value::Int(0)]), Charge::Peek, &[]).is_err());
-        assert!(synced(Value::Array(vec![Value::Int(-5); 9])).is_err());
+        assert!(synced(Value::Array(vec![Value::Int(-5); 9]), &OWN).is_err());
     }
 }

@@ -1,0 +1,192 @@
+//! The algorithms as the stores see them: parameters of one cell, and what a counter says to it.
+//!
+//! There are three kinds of state. Windows (sliding and fixed) count; buckets (token and leaky) keep an instant; a log
+//! keeps each admission. A rule that
+//! changes its algorithm within a kind keeps its counters as they are; between kinds what was taken is carried over.
+
+use limiter_common::{
+    bucket::Bucket,
+    fixed_window,
+    leaky_bucket::LeakyBucket,
+    sliding_log,
+    sliding_window::{Counts, Outcome, Window},
+};
+
+/// An algorithm and its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    SlidingWindow(Window),
+    FixedWindow(Window),
+    SlidingLog(Window),
+    /// `window_us` says what the rate is counted by, and is not needed to decide.
+    TokenBucket {
+        bucket: Bucket,
+        window_us: u64,
+    },
+    LeakyBucket {
+        bucket: LeakyBucket,
+        window_us: u64,
+    },
+}
+
+/// What a counter says, after it was moved to the time and the parameters of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    Windows(Counts),
+    Bucket {
+        tat_ns: u64,
+    },
+    /// `wait_us` is the time until the cost that was asked for fits, `reset_us` when the last admission leaves.
+    Log {
+        used: u64,
+        wait_us: u64,
+        reset_us: u64,
+    },
+}
+
+/// What kind of state an algorithm has.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind<'a> {
+    Windows,
+    Bucket(&'a Bucket),
+    Log(&'a Window),
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self::Windows(Counts::default())
+    }
+}
+
+impl Algorithm {
+    pub const fn sliding_window(window_us: u64, ceiling: u64) -> Self {
+        Self::SlidingWindow(Window { window_us, ceiling })
+    }
+
+    pub const fn window_us(&self) -> u64 {
+        match self {
+            Self::SlidingWindow(window) | Self::FixedWindow(window) | Self::SlidingLog(window) => window.window_us,
+            Self::TokenBucket { window_us, .. } | Self::LeakyBucket { window_us, .. } => *window_us,
+        }
+    }
+
+    /// The time that answers count the ceiling by. For a leaky bucket it is that in which a full queue leaves, since the
+    /// queue's length and the window have nothing to do with each other.
+    pub const fn quota_us(&self) -> u64 {
+        match self {
+            Self::LeakyBucket { bucket, .. } => bucket.bucket().fill_ns() / 1000,
+            Self::SlidingWindow(_) | Self::FixedWindow(_) | Self::SlidingLog(_) | Self::TokenBucket { .. } => {
+                self.window_us()
+            }
+        }
+    }
+
+    /// The most that can pass at once.
+    pub const fn ceiling(&self) -> u64 {
+        match self {
+            Self::SlidingWindow(window) | Self::FixedWindow(window) | Self::SlidingLog(window) => window.ceiling,
+            Self::TokenBucket { bucket, .. } => bucket.burst(),
+            Self::LeakyBucket { bucket, .. } => bucket.bucket().burst(),
+        }
+    }
+
+    pub const fn bucket(&self) -> Option<&Bucket> {
+        match self {
+            Self::SlidingWindow(_) | Self::FixedWindow(_) | Self::SlidingLog(_) => None,
+            Self::TokenBucket { bucket, .. } => Some(bucket),
+            Self::LeakyBucket { bucket, .. } => Some(bucket.bucket()),
+        }
+    }
+
+    #[inline]
+    pub(super) const fn kind(&self) -> Kind<'_> {
+        match self {
+            Self::SlidingWindow(_) | Self::FixedWindow(_) => Kind::Windows,
+            Self::SlidingLog(window) => Kind::Log(window),
+            Self::TokenBucket { bucket, .. } => Kind::Bucket(bucket),
+            Self::LeakyBucket { bucket, .. } => Kind::Bucket(bucket.bucket()),
+        }
+    }
+
+    /// What a counter says that nobody has used.
+    #[inline]
+    pub const fn unused(&self, now_us: u64) -> View {
+        match self {
+            Self::SlidingWindow(window) | Self::FixedWindow(window) => {
+                View::Windows(Counts { index: window.index(now_us), previous: 0, current: 0 })
+            }
+            Self::TokenBucket { .. } | Self::LeakyBucket { .. } => View::Bucket { tat_ns: 0 },
+            Self::SlidingLog(window) => View::Log { used: 0, wait_us: window.window_us, reset_us: now_us },
+        }
+    }
+
+    /// Whether `cost` fits, and for how long the answer is to be held if it does.
+    #[inline]
+    pub fn check(&self, view: View, now_us: u64, cost: u64) -> (Outcome, u64) {
+        match (self, view) {
+            (Self::SlidingWindow(window), View::Windows(counts)) => (window.check(&counts, now_us, cost), 0),
+            (Self::FixedWindow(window), View::Windows(counts)) => {
+                (fixed_window::check(window, &counts, now_us, cost), 0)
+            }
+            (Self::TokenBucket { bucket, .. }, View::Bucket { tat_ns }) => {
+                (bucket.check(tat_ns, in_ns(now_us), cost), 0)
+            }
+            (Self::LeakyBucket { bucket, .. }, View::Bucket { tat_ns }) => {
+                let outcome = bucket.check(tat_ns, in_ns(now_us), cost);
+                let delay_us = if outcome == Outcome::Allowed { bucket.delay_us(tat_ns, in_ns(now_us)) } else { 0 };
+                (outcome, delay_us)
+            }
+            (Self::SlidingLog(window), View::Log { used, wait_us, .. }) => {
+                (sliding_log::check(window, used, wait_us, cost), 0)
+            }
+            // A counter is moved to its cell's kind before it is looked at.
+            (_, View::Windows(_) | View::Bucket { .. } | View::Log { .. }) => (Outcome::Never, 0),
+        }
+    }
+
+    /// What the counter says after `cost` units were taken.
+    #[inline]
+    pub fn taken(&self, view: View, now_us: u64, cost: u64) -> View {
+        match view {
+            View::Windows(counts) => View::Windows(Counts { current: counts.current.saturating_add(cost), ..counts }),
+            View::Bucket { tat_ns } if cost > 0 => match self.bucket() {
+                Some(bucket) => View::Bucket { tat_ns: bucket.taken(tat_ns, in_ns(now_us), cost) },
+                None => view,
+            },
+            View::Log { used, wait_us, .. } if cost > 0 => {
+                let reset_us = now_us.saturating_add(self.window_us());
+                View::Log { used: used.saturating_add(cost), wait_us, reset_us }
+            }
+            View::Bucket { .. } | View::Log { .. } => view,
+        }
+    }
+
+    pub fn remaining(&self, view: View, now_us: u64) -> u64 {
+        match (self, view) {
+            (Self::SlidingWindow(window), View::Windows(counts)) => window.remaining(&counts, now_us),
+            (Self::FixedWindow(window), View::Windows(counts)) => fixed_window::remaining(window, &counts),
+            (Self::TokenBucket { bucket, .. }, View::Bucket { tat_ns }) => bucket.remaining(tat_ns, in_ns(now_us)),
+            (Self::LeakyBucket { bucket, .. }, View::Bucket { tat_ns }) => bucket.remaining(tat_ns, in_ns(now_us)),
+            (Self::SlidingLog(window), View::Log { used, .. }) => window.ceiling.saturating_sub(used),
+            (_, View::Windows(_) | View::Bucket { .. } | View::Log { .. }) => 0,
+        }
+    }
+
+    /// End of the window, or when the bucket is as good as new.
+    pub fn reset_us(&self, view: View, now_us: u64) -> u64 {
+        match (self, view) {
+            (Self::SlidingWindow(window) | Self::FixedWindow(window), View::Windows(counts)) => {
+                window.reset_us(&counts)
+            }
+            (_, View::Bucket { tat_ns }) => self.bucket().map_or(now_us, |bucket| bucket.reset_us(tat_ns, now_us)),
+            (_, View::Log { reset_us, .. }) => reset_us,
+            (_, View::Windows(_)) => now_us,
+        }
+    }
+}
+
+/// Saturates in the year 2554.
+#[inline]
+pub(super) const fn in_ns(us: u64) -> u64 {
+    us.saturating_mul(1000)
+}

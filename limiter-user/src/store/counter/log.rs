@@ -1,0 +1,148 @@
+//! The state of a sliding log: every admission that still counts, whoever made it.
+
+use limiter_common::{
+    sliding_log::{self, Admission},
+    sliding_window::Window,
+};
+
+use super::LoggedAdmission;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct LogState {
+    /// By time, oldest first.
+    entries: Vec<Entry>,
+    /// Number of the next admission of this node's.
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    admission: LoggedAdmission,
+    /// Whether the shared store has it as it is.
+    told: bool,
+}
+
+impl LogState {
+    /// With units that were taken under another algorithm, and are nobody's own.
+    pub(super) fn of_others(now_us: u64, cost: u64) -> Self {
+        let mut log = Self::default();
+        if cost > 0 {
+            let admission = LoggedAdmission { tag: 0, number: 0, at_us: now_us, cost };
+            log.insert(Entry { admission, told: true });
+        }
+        log
+    }
+
+    pub(super) fn admissions(&self) -> impl Iterator<Item = Admission> {
+        self.entries.iter().map(|entry| Admission { at_us: entry.admission.at_us, cost: entry.admission.cost })
+    }
+
+    /// Forgets what does not count any more. What lies further ahead than a window was never true, and counts from now.
+    pub(super) fn move_to(&mut self, window: &Window, now_us: u64) -> u64 {
+        let mut late = 0;
+        self.entries.retain(|Entry { admission, told }| {
+            let counts = Admission { at_us: admission.at_us, cost: admission.cost }.counts(window, now_us);
+            late += if counts || *told { 0 } else { admission.cost };
+            // One that was given back stays until the shared store knows.
+            counts && (admission.cost > 0 || !*told)
+        });
+        if self.entries.last().is_some_and(|last| last.admission.at_us > now_us.saturating_add(window.window_us)) {
+            for entry in &mut self.entries {
+                entry.admission.at_us = entry.admission.at_us.min(now_us);
+            }
+        }
+        late
+    }
+
+    pub(super) fn charge(&mut self, tag: u32, now_us: u64, cost: u64) {
+        // Of one instant, as long as nobody was told.
+        if let Some(last) = self.entries.last_mut()
+            && (last.admission.tag, last.admission.at_us, last.told) == (tag, now_us, false)
+        {
+            last.admission.cost = last.admission.cost.saturating_add(cost);
+            return;
+        }
+        let admission = LoggedAdmission { tag, number: self.next, at_us: now_us, cost };
+        self.next = self.next.wrapping_add(1);
+        self.insert(Entry { admission, told: false });
+    }
+
+    fn insert(&mut self, entry: Entry) {
+        let at_us = entry.admission.at_us;
+        let position = self.entries.partition_point(|other| other.admission.at_us <= at_us);
+        self.entries.insert(position, entry);
+    }
+
+    /// The newest of this node's own first.
+    pub(super) fn give_back(&mut self, tag: u32, mut cost: u64) {
+        for entry in self.entries.iter_mut().rev().filter(|entry| entry.admission.tag == tag) {
+            let back = cost.min(entry.admission.cost);
+            entry.admission.cost -= back;
+            entry.told &= back == 0;
+            cost -= back;
+        }
+    }
+
+    pub(super) fn expires_us(&self, window_us: u64) -> u64 {
+        self.entries.last().map_or(0, |last| last.admission.at_us.saturating_add(window_us))
+    }
+
+    pub(super) fn used(&self, window: &Window, now_us: u64) -> u64 {
+        sliding_log::used(window, self.admissions(), now_us)
+    }
+
+    pub(super) fn weight(&self) -> u64 {
+        self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.admission.cost))
+    }
+
+    pub(super) fn unconfirmed(&self) -> u64 {
+        let untold = self.entries.iter().filter(|entry| !entry.told);
+        untold.fold(0, |sum, entry| sum.saturating_add(entry.admission.cost))
+    }
+
+    pub(super) fn differs(&self) -> bool {
+        self.entries.iter().any(|entry| !entry.told)
+    }
+
+    pub(super) fn has_own(&self, tag: u32) -> bool {
+        self.entries.iter().any(|entry| entry.admission.tag == tag)
+    }
+
+    /// Those of this node's own that the shared store does not have as they are.
+    pub(super) fn untold(&self) -> Vec<LoggedAdmission> {
+        self.entries.iter().filter(|entry| !entry.told).map(|entry| entry.admission).collect()
+    }
+
+    /// Takes what the shared store has. What it does not have of this node's own is told again, and what it does not have of
+    /// others is kept: it may have come back empty. An admission is never raised, only given back.
+    pub(super) fn learn(&mut self, shared: &[LoggedAdmission], tag: u32) {
+        for entry in &mut self.entries {
+            entry.told = entry.admission.tag != tag;
+        }
+        let known = self.entries.len();
+        for admission in shared {
+            match position(&self.entries[..known], admission) {
+                Some(position) => {
+                    let entry = &mut self.entries[position];
+                    if admission.tag == tag {
+                        entry.told = entry.admission.cost == admission.cost;
+                    } else {
+                        entry.admission.cost = entry.admission.cost.min(admission.cost);
+                    }
+                }
+                // What this node does not know any more of its own does not count any more.
+                None if admission.tag == tag => {}
+                None => self.entries.push(Entry { admission: *admission, told: true }),
+            }
+        }
+        self.entries.sort_by_key(|entry| entry.admission.at_us);
+    }
+}
+
+fn position(entries: &[Entry], admission: &LoggedAdmission) -> Option<usize> {
+    let begin = entries.partition_point(|entry| entry.admission.at_us < admission.at_us);
+    let name = |admission: &LoggedAdmission| (admission.at_us, admission.tag, admission.number);
+    let same_time = entries[begin..].iter().take_while(|entry| entry.admission.at_us == admission.at_us);
+    let offset = same_time.map(|entry| name(&entry.admission)).position(|other| other == name(admission))?;
+    Some(begin + offset)
+}
