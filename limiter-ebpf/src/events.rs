@@ -58,7 +58,7 @@ fn once(reported: Tat, kind: EventKind, now: KtimeNs) -> News {
 #[inline(always)]
 pub(crate) fn report(ctx: &XdpContext, mut news: News, index: u32, count: u64) {
     let below = globals::SAMPLED_BELOW.load();
-    if globals::is_on(&globals::HAS_EVENTS) && below != 0 && event::is_sampled(count, below) {
+    if below != 0 && event::is_sampled(count, below) {
         news = news.and(News::of(EventKind::Sample));
     }
     if !news.is_none() {

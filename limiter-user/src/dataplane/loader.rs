@@ -510,7 +510,7 @@ impl Globals {
             aggregate_seed,
             swap_attempts: tuning.swap_attempts,
             has_events: tuning.events.is_some().into(),
-            sampled_below: event::sampled_below(tuning.sample_one_in),
+            sampled_below: tuning.events.map_or(0, |_| event::sampled_below(tuning.sample_one_in)),
             sample_one_in: tuning.sample_one_in,
             event_quota: (tuning.events.map(|events| events.params()).transpose())
                 .map_err(|source| DataplaneError::Quota { rule: "for events".to_owned(), source })?
