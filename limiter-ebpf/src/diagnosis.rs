@@ -7,29 +7,33 @@ use aya_log_ebpf::{
     macro_support::{Level, level_enabled},
 };
 use limiter_common::{
+    event::News,
     packet::{Source, source_of},
-    verdict::Verdict,
+    stats,
 };
 
-use crate::{packet::Frame, stats::Ruling};
+use crate::packet::Frame;
 
-/// News at info, drops at debug, everything at trace.
 #[inline(always)]
-pub(crate) fn log(ctx: &XdpContext, ruling: Ruling, index: u32) {
-    if !level_enabled(Level::Info) {
-        return;
-    }
-    let level = match ruling.verdict {
-        _ if !ruling.news.is_none() => Level::Info,
-        Verdict::Drop(_) | Verdict::ShadowDrop(_) => Level::Debug,
-        Verdict::Pass(_) => Level::Trace,
+pub(crate) fn is_on() -> bool {
+    level_enabled(Level::Info)
+}
+
+/// News at info, drops at debug, everything at trace. Numbers only: the agent puts the names in their place.
+#[inline(always)]
+pub(crate) fn log(ctx: *mut xdp_md, news: News, index: u32) {
+    let level = if !news.is_none() {
+        Level::Info
+    } else if stats::is_pass(index) {
+        Level::Trace
+    } else {
+        Level::Debug
     };
-    if level_enabled(level) {
-        line(ctx.ctx, level as u32, index);
+    if is_on() && level_enabled(level) {
+        line(ctx, level as u32, index);
     }
 }
 
-/// Numbers only: the agent puts the names in their place.
 #[inline(never)]
 fn line(ctx: *mut xdp_md, level: u32, index: u32) {
     const INFO: u32 = Level::Info as u32;

@@ -4,7 +4,10 @@
 //! The loader finds them by name, and refuses an object in which one is missing or has another size.
 
 use aya_ebpf::Global;
-use limiter_common::gcra::GcraParams;
+use limiter_common::{
+    gcra::GcraParams,
+    rule::{EnforcementMode, PacketRule},
+};
 
 /// 0: truncated and contradictory packets are counted as a shadow drop and passed.
 #[unsafe(no_mangle)]
@@ -38,6 +41,13 @@ pub(crate) static DEFAULT_RULE_V4: Global<u32> = Global::new(u32::MAX);
 /// As above, for ::/0.
 #[unsafe(no_mangle)]
 pub(crate) static DEFAULT_RULE_V6: Global<u32> = Global::new(u32::MAX);
+
+/// The rule itself, for a policy without prefixes: the verifier knows it, and no map is asked.
+#[unsafe(no_mangle)]
+pub(crate) static ONLY_RULE_V4: Global<PacketRule> = Global::new(PacketRule::new(EnforcementMode::Off, 0));
+
+#[unsafe(no_mangle)]
+pub(crate) static ONLY_RULE_V6: Global<PacketRule> = Global::new(PacketRule::new(EnforcementMode::Off, 0));
 
 /// Dimensions (bits of `Dimension::bit`) that any rule limits.
 #[unsafe(no_mangle)]

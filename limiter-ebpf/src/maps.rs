@@ -4,6 +4,7 @@
 use core::ops::Deref;
 
 use aya_ebpf::{
+    Global,
     bindings::{BPF_NOEXIST, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, lpm_trie::Key},
@@ -289,6 +290,20 @@ pub(crate) fn rule_index_v6(address: AddressV6) -> Option<u32> {
 #[inline(always)]
 pub(crate) fn rule<'a>(index: u32) -> Option<&'a PacketRule> {
     RULES.get(index)
+}
+
+/// A rule among the read-only globals, in place.
+#[inline(always)]
+pub(crate) fn global_rule(rule: &'static Global<PacketRule>) -> &'static PacketRule {
+    let mut rule = core::ptr::from_ref(rule).cast::<PacketRule>();
+    // The compiler must not take it for what the object says: the loader puts another value in its place.
+    #[cfg(target_arch = "bpf")]
+    // SAFETY: the instruction changes nothing.
+    unsafe {
+        core::arch::asm!("{rule} = {rule}", rule = inout(reg) rule, options(nostack, preserves_flags));
+    }
+    // SAFETY: a global is transparent, and read-only while the program runs.
+    unsafe { &*rule }
 }
 
 #[inline(always)]

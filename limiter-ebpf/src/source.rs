@@ -55,8 +55,10 @@ impl Family for AddressV4 {
 
     #[inline(always)]
     fn rule<'a>(self) -> Option<&'a PacketRule> {
-        let longest = if globals::RULE_FAMILIES.load() & Self::BIT != 0 { maps::rule_index_v4(self) } else { None };
-        maps::rule(longest.unwrap_or_else(|| globals::DEFAULT_RULE_V4.load()))
+        if globals::RULE_FAMILIES.load() & Self::BIT == 0 {
+            return Some(maps::global_rule(&globals::ONLY_RULE_V4));
+        }
+        maps::rule(maps::rule_index_v4(self).unwrap_or_else(|| globals::DEFAULT_RULE_V4.load()))
     }
 
     #[inline(always)]
@@ -103,8 +105,10 @@ impl Family for AddressV6 {
 
     #[inline(always)]
     fn rule<'a>(self) -> Option<&'a PacketRule> {
-        let longest = if globals::RULE_FAMILIES.load() & Self::BIT != 0 { maps::rule_index_v6(self) } else { None };
-        maps::rule(longest.unwrap_or_else(|| globals::DEFAULT_RULE_V6.load()))
+        if globals::RULE_FAMILIES.load() & Self::BIT == 0 {
+            return Some(maps::global_rule(&globals::ONLY_RULE_V6));
+        }
+        maps::rule(maps::rule_index_v6(self).unwrap_or_else(|| globals::DEFAULT_RULE_V6.load()))
     }
 
     #[inline(always)]

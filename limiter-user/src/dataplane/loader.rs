@@ -39,6 +39,7 @@ use super::{
 };
 
 const PROGRAM: &str = "limiter";
+const NO_LIMIT: PacketRule = PacketRule::new(EnforcementMode::Off, NO_RULE);
 const V4: u8 = 1;
 const V6: u8 = 2;
 
@@ -308,7 +309,7 @@ fn fill_prefixes(ebpf: &mut Ebpf, rules: &CompiledRules) -> Result<(), Dataplane
 fn fill_rules(ebpf: &mut Ebpf, slots: &Slots, rules: &CompiledRules) -> Result<(), DataplaneError> {
     let mut map: Array<&mut MapData, PacketRule> = open(ebpf, "RULES")?;
     // A map of no rules has one entry, which limits nothing.
-    let nothing = [PacketRule::new(EnforcementMode::Off, NO_RULE)];
+    let nothing = [NO_LIMIT];
     let entries = rules.rules.iter().map(|rule| rule.entry(slots.slot(&rule.id).unwrap_or(NO_RULE)));
     for (index, entry) in (0..).zip(entries.chain(nothing).take(rules.rules.len().max(1))) {
         map.set(index, entry, 0).map_err(map_error("write", "RULES"))?;
@@ -463,6 +464,8 @@ struct Globals {
     rule_families: u8,
     default_rule_v4: u32,
     default_rule_v6: u32,
+    only_rule_v4: PacketRule,
+    only_rule_v6: PacketRule,
     limits: u32,
     more_rules: u8,
     has_budgets: u8,
@@ -485,6 +488,10 @@ impl Globals {
         let prefixes = config.src_prefixes;
         let has_prefix_v4 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv4());
         let has_prefix_v6 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv6());
+        let only_rule = |index: Option<u32>| {
+            let rule = index.and_then(|index| rules.rules.get(index as usize));
+            rule.map_or(NO_LIMIT, |rule| rule.entry(slots.slot(&rule.id).unwrap_or(NO_RULE)))
+        };
         let new_sources = tuning.new_sources.unwrap_or_else(|| default_creation(config.max_sources));
         let params = |quota: Quota| {
             quota.params().map_err(|source| DataplaneError::Quota { rule: "for new sources".to_owned(), source })
@@ -500,6 +507,8 @@ impl Globals {
             rule_families: if has_prefix_v4 { V4 } else { 0 } | if has_prefix_v6 { V6 } else { 0 },
             default_rule_v4: rules.default_v4.unwrap_or(u32::MAX),
             default_rule_v6: rules.default_v6.unwrap_or(u32::MAX),
+            only_rule_v4: only_rule(rules.default_v4),
+            only_rule_v6: only_rule(rules.default_v6),
             limits: rules.limits,
             more_rules: slots.need_more().into(),
             has_budgets: config.budgets.into(),
@@ -529,6 +538,8 @@ impl Globals {
             .override_global("RULE_FAMILIES", &self.rule_families, true)
             .override_global("DEFAULT_RULE_V4", &self.default_rule_v4, true)
             .override_global("DEFAULT_RULE_V6", &self.default_rule_v6, true)
+            .override_global("ONLY_RULE_V4", &self.only_rule_v4, true)
+            .override_global("ONLY_RULE_V6", &self.only_rule_v6, true)
             .override_global("LIMITS", &self.limits, true)
             .override_global("MORE_RULES", &self.more_rules, true)
             .override_global("HAS_BUDGETS", &self.has_budgets, true)
