@@ -21,6 +21,14 @@ pub(crate) static PROTECT_ALL: Global<u8> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static PROTECT_PORTS: Global<u8> = Global::new(1);
 
+/// 1: all protected ports are among `FEW_PORTS`, and no map is asked.
+#[unsafe(no_mangle)]
+pub(crate) static HAS_FEW_PORTS: Global<u8> = Global::new(0);
+
+/// Bits of `PORTS`, two a number; all ones where there is none.
+#[unsafe(no_mangle)]
+pub(crate) static FEW_PORTS: [Global<u64>; 2] = [Global::new(u64::MAX), Global::new(u64::MAX)];
+
 /// Families (bits of `source::Family::BIT`) that have allow prefixes.
 #[unsafe(no_mangle)]
 pub(crate) static ALLOW_FAMILIES: Global<u8> = Global::new(3);

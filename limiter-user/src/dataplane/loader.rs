@@ -1,7 +1,7 @@
 //! Load, verify, fill, attach: in this order, which the types enforce. Each step takes what the step before returns.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
     sync::Arc,
@@ -39,6 +39,8 @@ use super::{
 };
 
 const PROGRAM: &str = "limiter";
+/// Numbers that hold two protected ports each.
+const FEW_PORTS: usize = 2;
 const NO_LIMIT: PacketRule = PacketRule::new(EnforcementMode::Off, NO_RULE);
 const V4: u8 = 1;
 const V6: u8 = 2;
@@ -271,14 +273,27 @@ impl<'a> Verified<'a> {
     }
 }
 
+fn port_bit((transport, port): &(Transport, u16)) -> u32 {
+    match transport {
+        Transport::Tcp => schema::tcp_port_bit(*port),
+        Transport::Udp => schema::udp_port_bit(*port),
+    }
+}
+
+/// Two a number, if no more are protected than the program has room for beside the map.
+fn few_ports(protect: &Protect) -> Option<[u64; FEW_PORTS]> {
+    let Protect::Ports(ports) = protect else { return None };
+    let bits: BTreeSet<u32> = ports.iter().map(port_bit).collect();
+    let mut bits = bits.into_iter();
+    let mut next = || u64::from(bits.next().unwrap_or(u32::MAX));
+    let few = std::array::from_fn(|_| next() | next() << 32);
+    bits.next().is_none().then_some(few)
+}
+
 fn fill_ports(ebpf: &mut Ebpf, protect: &Protect) -> Result<(), DataplaneError> {
     let Protect::Ports(ports) = protect else { return Ok(()) };
     let mut words = vec![0u64; PORT_WORDS as usize];
-    for (transport, port) in ports {
-        let bit = match transport {
-            Transport::Tcp => schema::tcp_port_bit(*port),
-            Transport::Udp => schema::udp_port_bit(*port),
-        };
+    for bit in ports.iter().map(port_bit) {
         words[(bit / u64::BITS) as usize] |= 1 << (bit % u64::BITS);
     }
     let mut map: Array<&mut MapData, u64> = open(ebpf, "PORTS")?;
@@ -459,6 +474,8 @@ struct Globals {
     drop_malformed: u8,
     protect_all: u8,
     protect_ports: u8,
+    has_few_ports: u8,
+    few_ports: [u64; FEW_PORTS],
     allow_families: u8,
     deny_families: u8,
     rule_families: u8,
@@ -488,6 +505,7 @@ impl Globals {
         let prefixes = config.src_prefixes;
         let has_prefix_v4 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv4());
         let has_prefix_v6 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv6());
+        let few_ports = few_ports(&config.protect);
         let only_rule = |index: Option<u32>| {
             let rule = index.and_then(|index| rules.rules.get(index as usize));
             rule.map_or(NO_LIMIT, |rule| rule.entry(slots.slot(&rule.id).unwrap_or(NO_RULE)))
@@ -502,6 +520,8 @@ impl Globals {
             drop_malformed: config.drop_malformed.into(),
             protect_all: (config.protect == Protect::All).into(),
             protect_ports: matches!(&config.protect, Protect::Ports(ports) if !ports.is_empty()).into(),
+            has_few_ports: few_ports.is_some().into(),
+            few_ports: few_ports.unwrap_or([u64::MAX; FEW_PORTS]),
             allow_families: families(acl, List::Allow),
             deny_families: families(acl, List::Deny),
             rule_families: if has_prefix_v4 { V4 } else { 0 } | if has_prefix_v6 { V6 } else { 0 },
@@ -533,6 +553,8 @@ impl Globals {
             .override_global("DROP_MALFORMED", &self.drop_malformed, true)
             .override_global("PROTECT_ALL", &self.protect_all, true)
             .override_global("PROTECT_PORTS", &self.protect_ports, true)
+            .override_global("HAS_FEW_PORTS", &self.has_few_ports, true)
+            .override_global("FEW_PORTS", &self.few_ports, true)
             .override_global("ALLOW_FAMILIES", &self.allow_families, true)
             .override_global("DENY_FAMILIES", &self.deny_families, true)
             .override_global("RULE_FAMILIES", &self.rule_families, true)
