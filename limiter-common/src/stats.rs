@@ -68,7 +68,7 @@ pub const fn rule_index(slot: u32, verdict: Verdict) -> u32 {
 /// Whether that number is of a packet that no rule, enforced or in shadow, would drop.
 #[inline(always)]
 pub const fn is_pass(index: u32) -> bool {
-    index % STRIDE < PassReason::ALL.len() as u32
+    ((index % STRIDE) as usize) < PassReason::ALL.len()
 }
 
 /// The slot and the verdict whose counter has this number; no verdict where there is no such counter.

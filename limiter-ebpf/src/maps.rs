@@ -295,15 +295,26 @@ pub(crate) fn rule<'a>(index: u32) -> Option<&'a PacketRule> {
 /// A rule among the read-only globals, in place.
 #[inline(always)]
 pub(crate) fn global_rule(rule: &'static Global<PacketRule>) -> &'static PacketRule {
-    let mut rule = core::ptr::from_ref(rule).cast::<PacketRule>();
-    // The compiler must not take it for what the object says: the loader puts another value in its place.
-    #[cfg(target_arch = "bpf")]
-    // SAFETY: the instruction changes nothing.
-    unsafe {
-        core::arch::asm!("{rule} = {rule}", rule = inout(reg) rule, options(nostack, preserves_flags));
-    }
+    let rule = opaque(core::ptr::from_ref(rule).cast::<PacketRule>());
     // SAFETY: a global is transparent, and read-only while the program runs.
     unsafe { &*rule }
+}
+
+/// The same address, which the compiler does not take for that of what the object says: the loader puts another value
+/// in its place.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+fn opaque<T>(mut address: *const T) -> *const T {
+    // SAFETY: the instruction changes nothing.
+    unsafe {
+        core::arch::asm!("{address} = {address}", address = inout(reg) address, options(nostack, preserves_flags));
+    }
+    address
+}
+
+#[cfg(not(target_arch = "bpf"))]
+fn opaque<T>(address: *const T) -> *const T {
+    address
 }
 
 #[inline(always)]
