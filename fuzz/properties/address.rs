@@ -6,7 +6,7 @@ use limiter_common::schema::AGGREGATES;
 /// # Panics
 ///
 /// When a property does not hold.
-pub fn check(input: &[u8]) {
+pub(crate) fn check(input: &[u8]) {
     let Some((bytes, _)) = input.split_first_chunk::<41>() else { return };
     let one: [u8; 16] = bytes[..16].try_into().expect("sixteen bytes");
     let mut other: [u8; 16] = bytes[16..32].try_into().expect("sixteen bytes");

@@ -5,7 +5,7 @@ use limiter_common::gcra::{self, GcraParams, Outcome};
 /// # Panics
 ///
 /// When a property does not hold.
-pub fn check(input: &[u8]) {
+pub(crate) fn check(input: &[u8]) {
     let Some((header, arrivals)) = input.split_first_chunk::<21>() else { return };
     let number = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().expect("eight bytes"));
     // Shifted by a part of the input, so that small and large numbers are as likely.
@@ -53,6 +53,6 @@ pub fn check(input: &[u8]) {
     // Each check may be one tick too generous, and no more.
     let checks = (arrivals.len() / 4) as u128;
     let elapsed = u128::from(now.wrapping_sub(start));
-    let granted = (u128::from(burst) * u128::from(interval) >> frac_bits) + 1 + elapsed + checks;
-    assert!(admitted * u128::from(interval) >> frac_bits <= granted, "{admitted} units in {elapsed} ticks");
+    let granted = ((u128::from(burst) * u128::from(interval)) >> frac_bits) + 1 + elapsed + checks;
+    assert!((admitted * u128::from(interval)) >> frac_bits <= granted, "{admitted} units in {elapsed} ticks");
 }

@@ -13,7 +13,7 @@ const IPV6: u16 = 0x86dd;
 /// # Panics
 ///
 /// When a property does not hold.
-pub fn check(frame: &[u8]) {
+pub(crate) fn check(frame: &[u8]) {
     let parsed = parse(frame);
     let watched = Watched { frame, end: Cell::new(0), furthest: Cell::new(0) };
     assert_eq!(parse(&watched), parsed);
