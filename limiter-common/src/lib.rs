@@ -16,6 +16,7 @@ pub mod gcra;
 pub mod packet;
 #[cfg(feature = "user")]
 mod pod;
+pub mod prefix_filter;
 pub mod quota;
 pub mod rule;
 pub mod schema;

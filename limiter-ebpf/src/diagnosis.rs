@@ -9,40 +9,37 @@ use aya_log_ebpf::{
 use limiter_common::{
     event::News,
     packet::{Source, source_of},
-    stats,
+    stats::is_pass,
 };
 
-use crate::packet::Frame;
+use crate::{
+    packet::Frame,
+    stats::{self, Ruling},
+};
 
 #[inline(always)]
-pub(crate) fn is_on() -> bool {
-    level_enabled(Level::Info)
+pub(crate) fn log(ctx: &XdpContext, ruling: Ruling) {
+    if level_enabled(Level::Info) {
+        line(ctx.ctx, ruling.news.bits(), stats::index(ruling));
+    }
 }
 
 /// News at info, drops at debug, everything at trace. Numbers only: the agent puts the names in their place.
-#[inline(always)]
-pub(crate) fn log(ctx: *mut xdp_md, news: News, index: u32) {
-    let level = if !news.is_none() {
+///
+/// A function of its own, global so that the verifier looks at it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn line(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
+    let level = if !News::from_bits(news).is_none() {
         Level::Info
-    } else if stats::is_pass(index) {
+    } else if is_pass(index) {
         Level::Trace
     } else {
         Level::Debug
     };
-    if is_on() && level_enabled(level) {
-        line(ctx, level as u32, index);
+    if !level_enabled(level) {
+        return 0;
     }
-}
-
-#[inline(never)]
-fn line(ctx: *mut xdp_md, level: u32, index: u32) {
-    const INFO: u32 = Level::Info as u32;
-    const DEBUG: u32 = Level::Debug as u32;
-    let level = match level {
-        INFO => Level::Info,
-        DEBUG => Level::Debug,
-        _ => Level::Trace,
-    };
     let frame = Frame::new(&XdpContext::new(ctx));
     let bytes = frame.len();
     match source_of(&frame) {
@@ -56,4 +53,5 @@ fn line(ctx: *mut xdp_md, level: u32, index: u32) {
             log!((), target: "limiter::ebpf", level, "counter {} bytes {}", index, bytes);
         }
     }
+    0
 }

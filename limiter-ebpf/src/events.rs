@@ -9,7 +9,7 @@ use limiter_common::{
 };
 
 use crate::{
-    budget, clock, diagnosis, globals,
+    budget, clock, globals,
     maps::{self, BucketState, BudgetState, Tat},
     packet::{self, Frame},
     source::Family,
@@ -62,7 +62,7 @@ pub(crate) fn report(ctx: &XdpContext, ruling: Ruling, count: u64) {
     if below != 0 && event::is_sampled(count, below) {
         news = news.and(News::of(EventKind::Sample));
     }
-    if !news.is_none() || diagnosis::is_on() {
+    if !news.is_none() {
         tell(ctx.ctx, news.bits(), stats::index(ruling));
     }
 }
@@ -74,10 +74,6 @@ pub(crate) fn report(ctx: &XdpContext, ruling: Ruling, count: u64) {
 #[inline(never)]
 extern "C" fn tell(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
     let news = News::from_bits(news);
-    diagnosis::log(ctx, news, index);
-    if news.is_none() {
-        return 0;
-    }
     let now = clock::now();
     let class = news.class();
     let Some(stands_for) = maps::admit_event(class, now) else { return 0 };

@@ -6,6 +6,7 @@
 use aya_ebpf::Global;
 use limiter_common::{
     gcra::GcraParams,
+    prefix_filter::PrefixFilter,
     rule::{EnforcementMode, PacketRule},
 };
 
@@ -36,6 +37,16 @@ pub(crate) static ALLOW_FAMILIES: Global<u8> = Global::new(3);
 /// Families that have deny prefixes.
 #[unsafe(no_mangle)]
 pub(crate) static DENY_FAMILIES: Global<u8> = Global::new(3);
+
+/// Which addresses the lists may contain; asked before the lists.
+#[unsafe(no_mangle)]
+pub(crate) static ALLOW_FILTER_V4: Global<PrefixFilter> = Global::new(PrefixFilter::ALL);
+#[unsafe(no_mangle)]
+pub(crate) static ALLOW_FILTER_V6: Global<PrefixFilter> = Global::new(PrefixFilter::ALL);
+#[unsafe(no_mangle)]
+pub(crate) static DENY_FILTER_V4: Global<PrefixFilter> = Global::new(PrefixFilter::ALL);
+#[unsafe(no_mangle)]
+pub(crate) static DENY_FILTER_V6: Global<PrefixFilter> = Global::new(PrefixFilter::ALL);
 
 /// Families that have packet rules for less than all addresses.
 #[unsafe(no_mangle)]

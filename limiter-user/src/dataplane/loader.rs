@@ -13,11 +13,13 @@ use aya::{
     pin::PinError,
     programs::{Program, ProgramError, TestRun as _, TestRunOptions, TestRunResult, Xdp},
 };
+use ipnet::IpNet;
 use limiter_common::{
     addr::{SrcMaskV4, SrcMaskV6},
     budget::Budget,
     event,
     gcra::GcraParams,
+    prefix_filter::PrefixFilter,
     quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
     schema::{self, Lifetime, MAX_ACL_PREFIXES, MapSpec, PORT_WORDS, creation},
@@ -27,7 +29,7 @@ use nix::errno::Errno;
 
 use super::{
     AttachedInterface, DataplaneConfig, DataplaneError, List, MissingInterface, Protect, Transport, Tuning, XdpMode,
-    acl::{Acl, Prefix},
+    acl::{self, Acl, Prefix},
     attach::{self, Interface, InterfaceState, Undo},
     compile::CompiledRules,
     diagnosis::{self, Lines},
@@ -109,8 +111,8 @@ pub(super) struct Attached {
     pub(super) program_bytes: Option<u32>,
     /// What the program writes about single packets, if anything.
     pub(super) lines: Option<Lines>,
-    /// Families that the program looks up in each list, as bits.
-    families: [u8; 2],
+    /// By list and family: what the program asks before it looks into it. `None`: it never does.
+    filters: [[Option<PrefixFilter>; 2]; 2],
     pub(super) max_sources: [u32; 2],
 }
 
@@ -389,7 +391,7 @@ impl Configured<'_> {
                 target: "limiter::dataplane", %error, "the pins of an older schema stay, and the next start removes them",
             );
         }
-        let families = [List::Allow, List::Deny].map(|list| families(plan.acl, list));
+        let filters = LISTS.map(|list| [true, false].map(|is_ipv4| filter(plan.acl, list, is_ipv4)));
         let max_sources = ["BUCKETS_V4", "BUCKETS_V6"].map(|name| capacity(&ebpf, name).unwrap_or(config.max_sources));
         Ok(Attached {
             ebpf,
@@ -400,7 +402,7 @@ impl Configured<'_> {
             verified_instructions: info.verified_instruction_count(),
             program_bytes: info.size_translated(),
             lines,
-            families,
+            filters,
             max_sources,
         })
     }
@@ -445,14 +447,15 @@ impl Attached {
         attach::mend(program(ebpf)?, interfaces, mode, pins)
     }
 
-    /// Whether the program looks into this list for this family at all.
-    pub(super) fn looks_up(&self, list: List, is_ipv4: bool) -> bool {
-        let [allow, deny] = self.families;
-        let families = match list {
+    /// Whether the program looks into this list for every address of this prefix.
+    pub(super) fn looks_up(&self, list: List, prefix: IpNet) -> bool {
+        let [allow, deny] = self.filters;
+        let [v4, v6] = match list {
             List::Allow => allow,
             List::Deny => deny,
         };
-        families & if is_ipv4 { V4 } else { V6 } != 0
+        let filter = if prefix.addr().is_ipv4() { v4 } else { v6 };
+        filter.is_some_and(|filter| filter.covers(prefix.prefix_len(), acl::leading(prefix)))
     }
 
     pub(super) fn test_run(&self, frame: &[u8], repeat: u32) -> Result<TestRunResult, DataplaneError> {
@@ -461,6 +464,13 @@ impl Attached {
         let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::new() };
         program.test_run(options).map_err(|error| DataplaneError::TestRun { source: Box::new(error) })
     }
+}
+
+const LISTS: [List; 2] = [List::Allow, List::Deny];
+
+/// What the program asks before it looks into a list; `None` where there is nothing in it.
+fn filter(acl: &Acl, list: List, is_ipv4: bool) -> Option<PrefixFilter> {
+    (acl.count(list, is_ipv4) > 0).then(|| acl.filter(list, is_ipv4))
 }
 
 /// Families of which a list has any entry, as bits.
@@ -478,6 +488,7 @@ struct Globals {
     few_ports: [u64; FEW_PORTS],
     allow_families: u8,
     deny_families: u8,
+    filters: [[PrefixFilter; 2]; 2],
     rule_families: u8,
     default_rule_v4: u32,
     default_rule_v6: u32,
@@ -524,6 +535,8 @@ impl Globals {
             few_ports: few_ports.unwrap_or([u64::MAX; FEW_PORTS]),
             allow_families: families(acl, List::Allow),
             deny_families: families(acl, List::Deny),
+            filters: LISTS
+                .map(|list| [true, false].map(|is_ipv4| filter(acl, list, is_ipv4).unwrap_or(PrefixFilter::ALL))),
             rule_families: if has_prefix_v4 { V4 } else { 0 } | if has_prefix_v6 { V6 } else { 0 },
             default_rule_v4: rules.default_v4.unwrap_or(u32::MAX),
             default_rule_v6: rules.default_v6.unwrap_or(u32::MAX),
@@ -549,7 +562,12 @@ impl Globals {
     }
 
     fn apply<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        let [[allow_v4, allow_v6], [deny_v4, deny_v6]] = &self.filters;
         loader
+            .override_global("ALLOW_FILTER_V4", allow_v4, true)
+            .override_global("ALLOW_FILTER_V6", allow_v6, true)
+            .override_global("DENY_FILTER_V4", deny_v4, true)
+            .override_global("DENY_FILTER_V6", deny_v6, true)
             .override_global("DROP_MALFORMED", &self.drop_malformed, true)
             .override_global("PROTECT_ALL", &self.protect_all, true)
             .override_global("PROTECT_PORTS", &self.protect_ports, true)
