@@ -53,6 +53,6 @@ pub(crate) fn check(input: &[u8]) {
     // Each check may be one tick too generous, and no more.
     let checks = (arrivals.len() / 4) as u128;
     let elapsed = u128::from(now.wrapping_sub(start));
-    let granted = (u128::from(burst) * u128::from(interval) >> frac_bits) + 1 + elapsed + checks;
-    assert!(admitted * u128::from(interval) >> frac_bits <= granted, "{admitted} units in {elapsed} ticks");
+    let granted = ((u128::from(burst) * u128::from(interval)) >> frac_bits) + 1 + elapsed + checks;
+    assert!((admitted * u128::from(interval)) >> frac_bits <= granted, "{admitted} units in {elapsed} ticks");
 }

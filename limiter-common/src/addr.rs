@@ -53,6 +53,12 @@ impl AddressV4 {
     pub const fn octets(self) -> [u8; 4] {
         self.word.to_ne_bytes()
     }
+
+    /// The address as the upper half of a number, for [`crate::prefix_filter`].
+    #[inline(always)]
+    pub const fn leading(self) -> u64 {
+        (u32::from_be(self.word) as u64) << 32
+    }
 }
 
 impl AddressV6 {
@@ -66,6 +72,12 @@ impl AddressV6 {
     #[inline(always)]
     pub const fn from_halves([first, last]: [[u8; 8]; 2]) -> Self {
         Self { words: [u64::from_ne_bytes(first), u64::from_ne_bytes(last)] }
+    }
+
+    /// The first 64 bits as a number, for [`crate::prefix_filter`].
+    #[inline(always)]
+    pub const fn leading(self) -> u64 {
+        u64::from_be(self.words[0])
     }
 
     #[inline(always)]

@@ -125,7 +125,6 @@ mod tests {
 
     /// The numbers that the README states.
     #[test]
-    #[expect(clippy::float_arithmetic, reason = "a mean of shares")]
     fn chance_that_a_flood_takes_both_places_of_a_quiet_neighbourhood() {
         for (flood, flooded, from, to) in
             [("/16", 256, 0.0, 0.02), ("/12", 4096, 0.6, 1.3), ("/8", 65_536, 150.0, 160.0)]

@@ -19,6 +19,7 @@ pub mod leaky_bucket;
 pub mod packet;
 #[cfg(feature = "user")]
 mod pod;
+pub mod prefix_filter;
 pub mod quota;
 pub mod rule;
 pub mod schema;

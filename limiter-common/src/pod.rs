@@ -9,6 +9,7 @@ use crate::{
     budget::{Budget, BudgetEntry},
     event::{Event, EventCounts, EventMeter},
     gcra::GcraParams,
+    prefix_filter::PrefixFilter,
     rule::{Bucket, PacketRule},
     stats::{Counter, Counters, RuleName},
 };
@@ -35,6 +36,7 @@ pod!(
     EventMeter,
     GcraParams,
     PacketRule,
+    PrefixFilter,
     RuleName,
     SrcKeyV4,
     SrcKeyV6,

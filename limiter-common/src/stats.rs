@@ -1,6 +1,6 @@
 //! Counters: by rule, and by verdict.
 
-use crate::verdict::Verdict;
+use crate::verdict::{PassReason, Verdict};
 
 /// Packets and bytes.
 #[repr(C)]
@@ -63,6 +63,12 @@ const _: () = assert!(Counters::LEN.is_power_of_two() && Counters::LEN >= Verdic
 #[inline(always)]
 pub const fn rule_index(slot: u32, verdict: Verdict) -> u32 {
     slot * STRIDE + verdict.index()
+}
+
+/// Whether that number is of a packet that no rule, enforced or in shadow, would drop.
+#[inline(always)]
+pub const fn is_pass(index: u32) -> bool {
+    ((index % STRIDE) as usize) < PassReason::ALL.len()
 }
 
 /// The slot and the verdict whose counter has this number; no verdict where there is no such counter.

@@ -9,7 +9,9 @@ mod gcra;
 #[path = "../../fuzz/properties/parse.rs"]
 mod parse;
 
-const TARGETS: [(&str, fn(&[u8])); 3] = [("address", address::check), ("gcra", gcra::check), ("parse", parse::check)];
+type Property = fn(&[u8]);
+
+const TARGETS: [(&str, Property); 3] = [("address", address::check), ("gcra", gcra::check), ("parse", parse::check)];
 
 fn fuzz() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz"))

@@ -9,12 +9,16 @@ use crate::{globals, source::Family};
 
 #[inline(always)]
 pub(crate) fn allows<F: Family>(source: F, now: KtimeNs) -> bool {
-    globals::ALLOW_FAMILIES.load() & F::BIT != 0 && holds(now, F::BITS, |prefix_len| source.allow(prefix_len))
+    globals::ALLOW_FAMILIES.load() & F::BIT != 0
+        && F::ALLOW_FILTER.load().may_contain(source.leading())
+        && holds(now, F::BITS, |prefix_len| source.allow(prefix_len))
 }
 
 #[inline(always)]
 pub(crate) fn denies<F: Family>(source: F, now: KtimeNs) -> bool {
-    globals::DENY_FAMILIES.load() & F::BIT != 0 && holds(now, F::BITS, |prefix_len| source.deny(prefix_len))
+    globals::DENY_FAMILIES.load() & F::BIT != 0
+        && F::DENY_FILTER.load().may_contain(source.leading())
+        && holds(now, F::BITS, |prefix_len| source.deny(prefix_len))
 }
 
 /// Whether any prefix holds. The longest is found first, and an expired one must not hide a shorter one that is

@@ -7,38 +7,39 @@ use aya_log_ebpf::{
     macro_support::{Level, level_enabled},
 };
 use limiter_common::{
+    event::News,
     packet::{Source, source_of},
-    verdict::Verdict,
+    stats::is_pass,
 };
 
-use crate::{packet::Frame, stats::Ruling};
+use crate::{
+    packet::Frame,
+    stats::{self, Ruling},
+};
 
-/// News at info, drops at debug, everything at trace.
 #[inline(always)]
-pub(crate) fn log(ctx: &XdpContext, ruling: Ruling, index: u32) {
-    if !level_enabled(Level::Info) {
-        return;
-    }
-    let level = match ruling.verdict {
-        _ if !ruling.news.is_none() => Level::Info,
-        Verdict::Drop(_) | Verdict::ShadowDrop(_) => Level::Debug,
-        Verdict::Pass(_) => Level::Trace,
-    };
-    if level_enabled(level) {
-        line(ctx.ctx, level as u32, index);
+pub(crate) fn log(ctx: &XdpContext, ruling: Ruling) {
+    if level_enabled(Level::Info) {
+        line(ctx.ctx, ruling.news.bits(), stats::index(ruling));
     }
 }
 
-/// Numbers only: the agent puts the names in their place.
+/// News at info, drops at debug, everything at trace. Numbers only: the agent puts the names in their place.
+///
+/// A function of its own, global so that the verifier looks at it once.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn line(ctx: *mut xdp_md, level: u32, index: u32) {
-    const INFO: u32 = Level::Info as u32;
-    const DEBUG: u32 = Level::Debug as u32;
-    let level = match level {
-        INFO => Level::Info,
-        DEBUG => Level::Debug,
-        _ => Level::Trace,
+extern "C" fn line(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
+    let level = if !News::from_bits(news).is_none() {
+        Level::Info
+    } else if is_pass(index) {
+        Level::Trace
+    } else {
+        Level::Debug
     };
+    if !level_enabled(level) {
+        return 0;
+    }
     let frame = Frame::new(&XdpContext::new(ctx));
     let bytes = frame.len();
     match source_of(&frame) {
@@ -52,4 +53,5 @@ fn line(ctx: *mut xdp_md, level: u32, index: u32) {
             log!((), target: "limiter::ebpf", level, "counter {} bytes {}", index, bytes);
         }
     }
+    0
 }

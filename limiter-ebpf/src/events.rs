@@ -13,6 +13,7 @@ use crate::{
     maps::{self, BucketState, BudgetState, Tat},
     packet::{self, Frame},
     source::Family,
+    stats::{self, Ruling},
 };
 
 /// What it means that a packet is over a limit: the first hit of a budget, or that its source begins to be limited.
@@ -53,16 +54,16 @@ fn once(reported: Tat, kind: EventKind, now: KtimeNs) -> News {
     News::from_bits(packet::forget(news.bits() as usize, seen) as u32)
 }
 
-/// Sends what a packet brought about, if anything. `index` is that of its counter, and `count` how many this CPU has
-/// counted there.
+/// Tells what a packet brought about, if anything. `count` is how many this CPU has counted as it.
 #[inline(always)]
-pub(crate) fn report(ctx: &XdpContext, mut news: News, index: u32, count: u64) {
+pub(crate) fn report(ctx: &XdpContext, ruling: Ruling, count: u64) {
     let below = globals::SAMPLED_BELOW.load();
-    if globals::is_on(&globals::HAS_EVENTS) && below != 0 && event::is_sampled(count, below) {
+    let mut news = ruling.news;
+    if below != 0 && event::is_sampled(count, below) {
         news = news.and(News::of(EventKind::Sample));
     }
     if !news.is_none() {
-        send_event(ctx.ctx, news.bits(), index);
+        tell(ctx.ctx, news.bits(), stats::index(ruling));
     }
 }
 
@@ -71,7 +72,7 @@ pub(crate) fn report(ctx: &XdpContext, mut news: News, index: u32, count: u64) {
 /// Global, so that the verifier looks at it once, and not for every way that leads here.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn send_event(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
+extern "C" fn tell(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
     let news = News::from_bits(news);
     let now = clock::now();
     let class = news.class();

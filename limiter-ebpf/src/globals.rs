@@ -4,7 +4,11 @@
 //! The loader finds them by name, and refuses an object in which one is missing or has another size.
 
 use aya_ebpf::Global;
-use limiter_common::gcra::GcraParams;
+use limiter_common::{
+    gcra::GcraParams,
+    prefix_filter::PrefixFilter,
+    rule::{EnforcementMode, PacketRule},
+};
 
 /// 0: truncated and contradictory packets are counted as a shadow drop and passed.
 #[unsafe(no_mangle)]
@@ -18,6 +22,14 @@ pub(crate) static PROTECT_ALL: Global<u8> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static PROTECT_PORTS: Global<u8> = Global::new(1);
 
+/// 1: all protected ports are among `FEW_PORTS`, and no map is asked.
+#[unsafe(no_mangle)]
+pub(crate) static HAS_FEW_PORTS: Global<u8> = Global::new(0);
+
+/// Bits of `PORTS`, two a number; all ones where there is none.
+#[unsafe(no_mangle)]
+pub(crate) static FEW_PORTS: [Global<u64>; 2] = [Global::new(u64::MAX), Global::new(u64::MAX)];
+
 /// Families (bits of `source::Family::BIT`) that have allow prefixes.
 #[unsafe(no_mangle)]
 pub(crate) static ALLOW_FAMILIES: Global<u8> = Global::new(3);
@@ -25,6 +37,16 @@ pub(crate) static ALLOW_FAMILIES: Global<u8> = Global::new(3);
 /// Families that have deny prefixes.
 #[unsafe(no_mangle)]
 pub(crate) static DENY_FAMILIES: Global<u8> = Global::new(3);
+
+/// Which addresses the lists may contain; asked before the lists.
+#[unsafe(no_mangle)]
+pub(crate) static ALLOW_FILTER_V4: Global<PrefixFilter> = Global::new(PrefixFilter::ALL);
+#[unsafe(no_mangle)]
+pub(crate) static ALLOW_FILTER_V6: Global<PrefixFilter> = Global::new(PrefixFilter::ALL);
+#[unsafe(no_mangle)]
+pub(crate) static DENY_FILTER_V4: Global<PrefixFilter> = Global::new(PrefixFilter::ALL);
+#[unsafe(no_mangle)]
+pub(crate) static DENY_FILTER_V6: Global<PrefixFilter> = Global::new(PrefixFilter::ALL);
 
 /// Families that have packet rules for less than all addresses.
 #[unsafe(no_mangle)]
@@ -38,6 +60,13 @@ pub(crate) static DEFAULT_RULE_V4: Global<u32> = Global::new(u32::MAX);
 /// As above, for ::/0.
 #[unsafe(no_mangle)]
 pub(crate) static DEFAULT_RULE_V6: Global<u32> = Global::new(u32::MAX);
+
+/// The rule itself, for a policy without prefixes: the verifier knows it, and no map is asked.
+#[unsafe(no_mangle)]
+pub(crate) static ONLY_RULE_V4: Global<PacketRule> = Global::new(PacketRule::new(EnforcementMode::Off, 0));
+
+#[unsafe(no_mangle)]
+pub(crate) static ONLY_RULE_V6: Global<PacketRule> = Global::new(PacketRule::new(EnforcementMode::Off, 0));
 
 /// Dimensions (bits of `Dimension::bit`) that any rule limits.
 #[unsafe(no_mangle)]

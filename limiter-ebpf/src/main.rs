@@ -34,9 +34,8 @@ fn limiter(ctx: XdpContext) -> u32 {
     let frame = Frame::new(&ctx);
     let ruling = pipeline::run(&frame);
     let count = stats::record(ruling, frame.len());
-    let index = stats::index(ruling);
-    events::report(&ctx, ruling.news, index, count);
-    diagnosis::log(&ctx, ruling, index);
+    events::report(&ctx, ruling, count);
+    diagnosis::log(&ctx, ruling);
     match ruling.verdict {
         Verdict::Pass(_) | Verdict::ShadowDrop(_) => xdp_action::XDP_PASS,
         Verdict::Drop(_) => xdp_action::XDP_DROP,

@@ -4,6 +4,7 @@
 use core::ops::Deref;
 
 use aya_ebpf::{
+    Global,
     bindings::{BPF_NOEXIST, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, lpm_trie::Key},
@@ -289,6 +290,31 @@ pub(crate) fn rule_index_v6(address: AddressV6) -> Option<u32> {
 #[inline(always)]
 pub(crate) fn rule<'a>(index: u32) -> Option<&'a PacketRule> {
     RULES.get(index)
+}
+
+/// A rule among the read-only globals, in place.
+#[inline(always)]
+pub(crate) fn global_rule(rule: &'static Global<PacketRule>) -> &'static PacketRule {
+    let rule = opaque(core::ptr::from_ref(rule).cast::<PacketRule>());
+    // SAFETY: a global is transparent, and read-only while the program runs.
+    unsafe { &*rule }
+}
+
+/// The same address, which the compiler does not take for that of what the object says: the loader puts another value
+/// in its place.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+fn opaque<T>(mut address: *const T) -> *const T {
+    // SAFETY: the instruction changes nothing.
+    unsafe {
+        core::arch::asm!("{address} = {address}", address = inout(reg) address, options(nostack, preserves_flags));
+    }
+    address
+}
+
+#[cfg(not(target_arch = "bpf"))]
+fn opaque<T>(address: *const T) -> *const T {
+    address
 }
 
 #[inline(always)]

@@ -23,5 +23,15 @@ pub(crate) fn protects(transport: Transport) -> bool {
 
 #[inline(always)]
 fn is_set(bit: u32) -> bool {
+    if globals::is_on(&globals::HAS_FEW_PORTS) {
+        return globals::FEW_PORTS.iter().any(|two| is_one_of(bit, two.load()));
+    }
     maps::port_word(bit / u64::BITS) >> (bit % u64::BITS) & 1 != 0
+}
+
+/// Whether `bit` is one of two that are packed in a number.
+#[inline(always)]
+fn is_one_of(bit: u32, two: u64) -> bool {
+    let bit = u64::from(bit);
+    two >> 32 == bit || two & u64::from(u32::MAX) == bit
 }

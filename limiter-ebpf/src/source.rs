@@ -1,9 +1,11 @@
 //! Sources of either family: what they are called in which map.
 
+use aya_ebpf::Global;
 use limiter_common::{
     acl::AclEntry,
     addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     aggregate::{self, ROWS},
+    prefix_filter::PrefixFilter,
     rule::PacketRule,
 };
 
@@ -19,7 +21,11 @@ pub(crate) trait Family: Copy {
     const BITS: u32;
     /// Its bit in the globals that name families.
     const BIT: u8;
+    const ALLOW_FILTER: &'static Global<PrefixFilter>;
+    const DENY_FILTER: &'static Global<PrefixFilter>;
 
+    /// The first 64 bits as a number.
+    fn leading(self) -> u64;
     fn key(self) -> Self::Key;
     /// The longest allow prefix of at most `prefix_len` bits.
     fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
@@ -37,6 +43,13 @@ impl Family for AddressV4 {
     type Key = SrcKeyV4;
     const BITS: u32 = 32;
     const BIT: u8 = 1;
+    const ALLOW_FILTER: &'static Global<PrefixFilter> = &globals::ALLOW_FILTER_V4;
+    const DENY_FILTER: &'static Global<PrefixFilter> = &globals::DENY_FILTER_V4;
+
+    #[inline(always)]
+    fn leading(self) -> u64 {
+        AddressV4::leading(self)
+    }
 
     #[inline(always)]
     fn key(self) -> SrcKeyV4 {
@@ -55,8 +68,10 @@ impl Family for AddressV4 {
 
     #[inline(always)]
     fn rule<'a>(self) -> Option<&'a PacketRule> {
-        let longest = if globals::RULE_FAMILIES.load() & Self::BIT != 0 { maps::rule_index_v4(self) } else { None };
-        maps::rule(longest.unwrap_or_else(|| globals::DEFAULT_RULE_V4.load()))
+        if globals::RULE_FAMILIES.load() & Self::BIT == 0 {
+            return Some(maps::global_rule(&globals::ONLY_RULE_V4));
+        }
+        maps::rule(maps::rule_index_v4(self).unwrap_or_else(|| globals::DEFAULT_RULE_V4.load()))
     }
 
     #[inline(always)]
@@ -84,6 +99,13 @@ impl Family for AddressV6 {
     type Key = SrcKeyV6;
     const BITS: u32 = 128;
     const BIT: u8 = 2;
+    const ALLOW_FILTER: &'static Global<PrefixFilter> = &globals::ALLOW_FILTER_V6;
+    const DENY_FILTER: &'static Global<PrefixFilter> = &globals::DENY_FILTER_V6;
+
+    #[inline(always)]
+    fn leading(self) -> u64 {
+        AddressV6::leading(self)
+    }
 
     #[inline(always)]
     fn key(self) -> SrcKeyV6 {
@@ -103,8 +125,10 @@ impl Family for AddressV6 {
 
     #[inline(always)]
     fn rule<'a>(self) -> Option<&'a PacketRule> {
-        let longest = if globals::RULE_FAMILIES.load() & Self::BIT != 0 { maps::rule_index_v6(self) } else { None };
-        maps::rule(longest.unwrap_or_else(|| globals::DEFAULT_RULE_V6.load()))
+        if globals::RULE_FAMILIES.load() & Self::BIT == 0 {
+            return Some(maps::global_rule(&globals::ONLY_RULE_V6));
+        }
+        maps::rule(maps::rule_index_v6(self).unwrap_or_else(|| globals::DEFAULT_RULE_V6.load()))
     }
 
     #[inline(always)]

@@ -528,7 +528,7 @@ fn a_pinned_map_of_another_size_is_refused() {
     fs::rename(directory.join("AGGREGATES"), directory.join("CREATION")).expect("rename");
     let error = try_start(&net, &world).expect_err("another size");
     assert!(matches!(error, DataplaneError::MapMismatch { map: "CREATION", .. }), "{error:?}");
-    assert!(error.to_string().contains("pinned map CREATION has value size 32, this agent needs 8"), "{error}");
+    assert!(error.to_string().contains("pinned map CREATION has value size 40, this agent needs 8"), "{error}");
 }
 
 #[test]

@@ -9,6 +9,8 @@ use std::{
 use ipnet::{IpNet, Ipv4Net};
 use limiter_common::{
     acl::{AclEntry, Origin},
+    addr::{AddressV4, AddressV6},
+    prefix_filter::PrefixFilter,
     time::KtimeNs,
 };
 
@@ -25,6 +27,14 @@ pub fn canonical(prefix: IpNet) -> IpNet {
         return IpNet::V4(net.trunc());
     }
     prefix.trunc()
+}
+
+/// The first 64 bits of a prefix, for its filter.
+pub(super) fn leading(prefix: IpNet) -> u64 {
+    match prefix.addr() {
+        IpAddr::V4(address) => AddressV4::new(address.octets()).leading(),
+        IpAddr::V6(address) => AddressV6::new(address.octets()).leading(),
+    }
 }
 
 /// A deadline from now.
@@ -87,6 +97,15 @@ impl Acl {
 
     pub(super) fn count(&self, list: List, is_ipv4: bool) -> usize {
         self.counts[usize::from(list == List::Deny)][usize::from(is_ipv4)]
+    }
+
+    /// What the program asks before it looks into a list. Operators change theirs while the program runs.
+    pub(super) fn filter(&self, list: List, is_ipv4: bool) -> PrefixFilter {
+        let is_meant = move |key: &&(List, IpNet)| key.0 == list && key.1.addr().is_ipv4() == is_ipv4;
+        if self.operators.keys().any(|key| is_meant(&key)) {
+            return PrefixFilter::ALL;
+        }
+        PrefixFilter::of(self.policy.iter().filter(is_meant).map(|(_, prefix)| (prefix.prefix_len(), leading(*prefix))))
     }
 
     pub(super) fn in_policy(&self, list: List, prefix: IpNet) -> bool {

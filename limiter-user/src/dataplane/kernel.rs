@@ -136,13 +136,13 @@ impl KernelDataplane {
             };
             return Err(DataplaneError::TooMany { what, count, capacity: MAX_ACL_PREFIXES });
         }
-        if state.attached.looks_up(list, is_ipv4) {
+        if state.attached.looks_up(list, prefix) {
             let entry = AclEntry::new(prefix.prefix_len(), Origin::Operator, deadline);
             state.attached.maps.insert_acl(list, prefix, entry)?;
             state.acl.insert(list, prefix, deadline);
             return Ok(());
         }
-        // The first prefix of its kind: the program in force does not look for one.
+        // The first of its kind that operators add: the program in force may not look for it.
         let mut acl = state.acl.clone();
         acl.insert(list, prefix, deadline);
         let (config, rules) = (state.config.clone(), Arc::clone(&state.rules));

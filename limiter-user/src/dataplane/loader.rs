@@ -1,7 +1,7 @@
 //! Load, verify, fill, attach: in this order, which the types enforce. Each step takes what the step before returns.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
     sync::Arc,
@@ -13,11 +13,13 @@ use aya::{
     pin::PinError,
     programs::{Program, ProgramError, TestRun as _, TestRunOptions, TestRunResult, Xdp},
 };
+use ipnet::IpNet;
 use limiter_common::{
     addr::{SrcMaskV4, SrcMaskV6},
     budget::Budget,
     event,
     gcra::GcraParams,
+    prefix_filter::PrefixFilter,
     quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
     schema::{self, Lifetime, MAX_ACL_PREFIXES, MapSpec, PORT_WORDS, creation},
@@ -27,7 +29,7 @@ use nix::errno::Errno;
 
 use super::{
     AttachedInterface, DataplaneConfig, DataplaneError, List, MissingInterface, Protect, Transport, Tuning, XdpMode,
-    acl::{Acl, Prefix},
+    acl::{self, Acl, Prefix},
     attach::{self, Interface, InterfaceState, Undo},
     compile::CompiledRules,
     diagnosis::{self, Lines},
@@ -39,6 +41,9 @@ use super::{
 };
 
 const PROGRAM: &str = "limiter";
+/// Numbers that hold two protected ports each.
+const FEW_PORTS: usize = 2;
+const NO_LIMIT: PacketRule = PacketRule::new(EnforcementMode::Off, NO_RULE);
 const V4: u8 = 1;
 const V6: u8 = 2;
 
@@ -106,8 +111,8 @@ pub(super) struct Attached {
     pub(super) program_bytes: Option<u32>,
     /// What the program writes about single packets, if anything.
     pub(super) lines: Option<Lines>,
-    /// Families that the program looks up in each list, as bits.
-    families: [u8; 2],
+    /// By list and family: what the program asks before it looks into it. `None`: it never does.
+    filters: [[Option<PrefixFilter>; 2]; 2],
     pub(super) max_sources: [u32; 2],
 }
 
@@ -270,14 +275,27 @@ impl<'a> Verified<'a> {
     }
 }
 
+fn port_bit((transport, port): &(Transport, u16)) -> u32 {
+    match transport {
+        Transport::Tcp => schema::tcp_port_bit(*port),
+        Transport::Udp => schema::udp_port_bit(*port),
+    }
+}
+
+/// Two a number, if no more are protected than the program has room for beside the map.
+fn few_ports(protect: &Protect) -> Option<[u64; FEW_PORTS]> {
+    let Protect::Ports(ports) = protect else { return None };
+    let bits: BTreeSet<u32> = ports.iter().map(port_bit).collect();
+    let mut bits = bits.into_iter();
+    let mut next = || u64::from(bits.next().unwrap_or(u32::MAX));
+    let few = std::array::from_fn(|_| next() | next() << 32);
+    bits.next().is_none().then_some(few)
+}
+
 fn fill_ports(ebpf: &mut Ebpf, protect: &Protect) -> Result<(), DataplaneError> {
     let Protect::Ports(ports) = protect else { return Ok(()) };
     let mut words = vec![0u64; PORT_WORDS as usize];
-    for (transport, port) in ports {
-        let bit = match transport {
-            Transport::Tcp => schema::tcp_port_bit(*port),
-            Transport::Udp => schema::udp_port_bit(*port),
-        };
+    for bit in ports.iter().map(port_bit) {
         words[(bit / u64::BITS) as usize] |= 1 << (bit % u64::BITS);
     }
     let mut map: Array<&mut MapData, u64> = open(ebpf, "PORTS")?;
@@ -308,7 +326,7 @@ fn fill_prefixes(ebpf: &mut Ebpf, rules: &CompiledRules) -> Result<(), Dataplane
 fn fill_rules(ebpf: &mut Ebpf, slots: &Slots, rules: &CompiledRules) -> Result<(), DataplaneError> {
     let mut map: Array<&mut MapData, PacketRule> = open(ebpf, "RULES")?;
     // A map of no rules has one entry, which limits nothing.
-    let nothing = [PacketRule::new(EnforcementMode::Off, NO_RULE)];
+    let nothing = [NO_LIMIT];
     let entries = rules.rules.iter().map(|rule| rule.entry(slots.slot(&rule.id).unwrap_or(NO_RULE)));
     for (index, entry) in (0..).zip(entries.chain(nothing).take(rules.rules.len().max(1))) {
         map.set(index, entry, 0).map_err(map_error("write", "RULES"))?;
@@ -373,7 +391,7 @@ impl Configured<'_> {
                 target: "limiter::dataplane", %error, "the pins of an older schema stay, and the next start removes them",
             );
         }
-        let families = [List::Allow, List::Deny].map(|list| families(plan.acl, list));
+        let filters = LISTS.map(|list| [true, false].map(|is_ipv4| filter(plan.acl, list, is_ipv4)));
         let max_sources = ["BUCKETS_V4", "BUCKETS_V6"].map(|name| capacity(&ebpf, name).unwrap_or(config.max_sources));
         Ok(Attached {
             ebpf,
@@ -384,7 +402,7 @@ impl Configured<'_> {
             verified_instructions: info.verified_instruction_count(),
             program_bytes: info.size_translated(),
             lines,
-            families,
+            filters,
             max_sources,
         })
     }
@@ -429,14 +447,15 @@ impl Attached {
         attach::mend(program(ebpf)?, interfaces, mode, pins)
     }
 
-    /// Whether the program looks into this list for this family at all.
-    pub(super) fn looks_up(&self, list: List, is_ipv4: bool) -> bool {
-        let [allow, deny] = self.families;
-        let families = match list {
+    /// Whether the program looks into this list for every address of this prefix.
+    pub(super) fn looks_up(&self, list: List, prefix: IpNet) -> bool {
+        let [allow, deny] = self.filters;
+        let [v4, v6] = match list {
             List::Allow => allow,
             List::Deny => deny,
         };
-        families & if is_ipv4 { V4 } else { V6 } != 0
+        let filter = if prefix.addr().is_ipv4() { v4 } else { v6 };
+        filter.is_some_and(|filter| filter.covers(prefix.prefix_len(), acl::leading(prefix)))
     }
 
     pub(super) fn test_run(&self, frame: &[u8], repeat: u32) -> Result<TestRunResult, DataplaneError> {
@@ -445,6 +464,13 @@ impl Attached {
         let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::new() };
         program.test_run(options).map_err(|error| DataplaneError::TestRun { source: Box::new(error) })
     }
+}
+
+const LISTS: [List; 2] = [List::Allow, List::Deny];
+
+/// What the program asks before it looks into a list; `None` where there is nothing in it.
+fn filter(acl: &Acl, list: List, is_ipv4: bool) -> Option<PrefixFilter> {
+    (acl.count(list, is_ipv4) > 0).then(|| acl.filter(list, is_ipv4))
 }
 
 /// Families of which a list has any entry, as bits.
@@ -458,11 +484,16 @@ struct Globals {
     drop_malformed: u8,
     protect_all: u8,
     protect_ports: u8,
+    has_few_ports: u8,
+    few_ports: [u64; FEW_PORTS],
     allow_families: u8,
     deny_families: u8,
+    filters: [[PrefixFilter; 2]; 2],
     rule_families: u8,
     default_rule_v4: u32,
     default_rule_v6: u32,
+    only_rule_v4: PacketRule,
+    only_rule_v6: PacketRule,
     limits: u32,
     more_rules: u8,
     has_budgets: u8,
@@ -485,6 +516,11 @@ impl Globals {
         let prefixes = config.src_prefixes;
         let has_prefix_v4 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv4());
         let has_prefix_v6 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv6());
+        let few_ports = few_ports(&config.protect);
+        let only_rule = |index: Option<u32>| {
+            let rule = index.and_then(|index| rules.rules.get(index as usize));
+            rule.map_or(NO_LIMIT, |rule| rule.entry(slots.slot(&rule.id).unwrap_or(NO_RULE)))
+        };
         let new_sources = tuning.new_sources.unwrap_or_else(|| default_creation(config.max_sources));
         let params = |quota: Quota| {
             quota.params().map_err(|source| DataplaneError::Quota { rule: "for new sources".to_owned(), source })
@@ -495,11 +531,17 @@ impl Globals {
             drop_malformed: config.drop_malformed.into(),
             protect_all: (config.protect == Protect::All).into(),
             protect_ports: matches!(&config.protect, Protect::Ports(ports) if !ports.is_empty()).into(),
+            has_few_ports: few_ports.is_some().into(),
+            few_ports: few_ports.unwrap_or([u64::MAX; FEW_PORTS]),
             allow_families: families(acl, List::Allow),
             deny_families: families(acl, List::Deny),
+            filters: LISTS
+                .map(|list| [true, false].map(|is_ipv4| filter(acl, list, is_ipv4).unwrap_or(PrefixFilter::ALL))),
             rule_families: if has_prefix_v4 { V4 } else { 0 } | if has_prefix_v6 { V6 } else { 0 },
             default_rule_v4: rules.default_v4.unwrap_or(u32::MAX),
             default_rule_v6: rules.default_v6.unwrap_or(u32::MAX),
+            only_rule_v4: only_rule(rules.default_v4),
+            only_rule_v6: only_rule(rules.default_v6),
             limits: rules.limits,
             more_rules: slots.need_more().into(),
             has_budgets: config.budgets.into(),
@@ -510,7 +552,7 @@ impl Globals {
             aggregate_seed,
             swap_attempts: tuning.swap_attempts,
             has_events: tuning.events.is_some().into(),
-            sampled_below: event::sampled_below(tuning.sample_one_in),
+            sampled_below: tuning.events.map_or(0, |_| event::sampled_below(tuning.sample_one_in)),
             sample_one_in: tuning.sample_one_in,
             event_quota: (tuning.events.map(|events| events.params()).transpose())
                 .map_err(|source| DataplaneError::Quota { rule: "for events".to_owned(), source })?
@@ -520,15 +562,24 @@ impl Globals {
     }
 
     fn apply<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        let [[allow_v4, allow_v6], [deny_v4, deny_v6]] = &self.filters;
         loader
+            .override_global("ALLOW_FILTER_V4", allow_v4, true)
+            .override_global("ALLOW_FILTER_V6", allow_v6, true)
+            .override_global("DENY_FILTER_V4", deny_v4, true)
+            .override_global("DENY_FILTER_V6", deny_v6, true)
             .override_global("DROP_MALFORMED", &self.drop_malformed, true)
             .override_global("PROTECT_ALL", &self.protect_all, true)
             .override_global("PROTECT_PORTS", &self.protect_ports, true)
+            .override_global("HAS_FEW_PORTS", &self.has_few_ports, true)
+            .override_global("FEW_PORTS", &self.few_ports, true)
             .override_global("ALLOW_FAMILIES", &self.allow_families, true)
             .override_global("DENY_FAMILIES", &self.deny_families, true)
             .override_global("RULE_FAMILIES", &self.rule_families, true)
             .override_global("DEFAULT_RULE_V4", &self.default_rule_v4, true)
             .override_global("DEFAULT_RULE_V6", &self.default_rule_v6, true)
+            .override_global("ONLY_RULE_V4", &self.only_rule_v4, true)
+            .override_global("ONLY_RULE_V6", &self.only_rule_v6, true)
             .override_global("LIMITS", &self.limits, true)
             .override_global("MORE_RULES", &self.more_rules, true)
             .override_global("HAS_BUDGETS", &self.has_budgets, true)
