@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use limiter_common::{rule::EnforcementMode, time::UnixMicros};
 
 use crate::{
-    metrics::{Metrics, RuleMetrics},
+    metrics::{BypassMetrics, Metrics, RuleMetrics},
     policy::{Policy, Scope},
 };
 
@@ -25,9 +25,10 @@ pub struct Active {
     pub by_endpoint: Vec<Vec<usize>>,
     /// In the order of the policy's rules.
     pub metrics: Vec<RuleMetrics>,
-    /// Trusted proxies and allow prefixes.
+    pub bypassed: BypassMetrics,
+    /// Trusted proxies, allow prefixes, and what requests are never limited from.
     pub never_pushed: Vec<IpNet>,
-    /// Whether any rule is about keys or their users.
+    /// Whether anything in the policy is about keys or their users.
     pub limits_keys: bool,
     pub loaded_at: UnixMicros,
 }
@@ -49,8 +50,15 @@ impl Active {
             always,
             by_endpoint,
             metrics: policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect(),
-            never_pushed: trusted_proxies.iter().chain(&policy.allow).copied().collect(),
-            limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User)),
+            bypassed: metrics.bypassed(),
+            never_pushed: trusted_proxies
+                .iter()
+                .chain(&policy.allow)
+                .copied()
+                .chain(policy.bypass.cidrs.iter())
+                .collect(),
+            limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User))
+                || !policy.bypass.key_ids.is_empty(),
             policy,
             loaded_at,
         }

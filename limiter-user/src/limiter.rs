@@ -71,6 +71,13 @@ impl Limiter {
     pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
         let active = self.active.load();
         let now = self.clock.now();
+        if let Some(kind) = select::bypass(&active.policy.bypass, request, scratch) {
+            if request.charge == Charge::Commit {
+                active.bypassed.count(kind);
+            }
+            let decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
+            return Decision { bypass: Some(kind), ..decision };
+        }
         let touched = self.touched(&active, request, scratch);
         if touched.cells.is_empty() {
             return Decision::without_rule(request.subject.is_unauthenticated(), now);

@@ -2,8 +2,10 @@
 //!
 //! `policy/raw.rs` reads the file, `policy/compile.rs` makes this of it, `policy/endpoints.rs` matches paths.
 
+mod bypass;
 mod compile;
 pub mod endpoints;
+mod prefix_set;
 mod raw;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -11,7 +13,11 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use ipnet::IpNet;
 use limiter_common::{quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
 
-pub use self::endpoints::{Endpoints, Scratch};
+pub use self::{
+    bypass::{Bypass, BypassKind},
+    endpoints::{Endpoints, Scratch},
+    prefix_set::PrefixSet,
+};
 use crate::{
     config::{self, ConfigErrors},
     store::Algorithm,
@@ -26,6 +32,8 @@ pub struct Policy {
     pub endpoints: Endpoints,
     /// Names of the declared plans.
     pub plans: Vec<Arc<str>>,
+    /// Requests that no rule limits. What `allow` has are packets.
+    pub bypass: Bypass,
     pub packet_rules: Vec<PacketRuleSpec>,
     pub allow: Vec<IpNet>,
     pub deny: Vec<IpNet>,

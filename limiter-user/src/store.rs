@@ -40,7 +40,7 @@ impl Identity {
 }
 
 /// Keyed hash of an API key: what logs, counters and Redis see of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ApiKeyId(pub [u8; 16]);
 
 /// One counter: a rule and an identity. Cloning costs two reference counts at most.

@@ -170,6 +170,7 @@ impl<'a> From<&'a Decision> for Reply<'a> {
             reset_at: answer.map(headers::reset_epoch_seconds),
             retry_after_ms: answer.and_then(|answer| answer.retry_after_us).map(|wait_us| wait_us.div_ceil(1000)),
             reason: Cow::Borrowed(match (decision.kind, answer) {
+                (Kind::Allowed, None) if decision.bypass.is_some() => "bypass",
                 (Kind::Allowed, Some(_)) => "allowed",
                 (Kind::Allowed, None) => "no_rule",
                 (Kind::Denied, _) => "rate_limit_exceeded",

@@ -6,7 +6,7 @@ use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode};
 
 use crate::{
     identity::ClientAddress,
-    policy::{Limit, Rule, Scope},
+    policy::{Bypass, BypassKind, Limit, Rule, Scope, Scratch},
     store::{ApiKeyId, Cell, Charge, CounterKey, Identity},
 };
 
@@ -74,6 +74,29 @@ impl Subject {
             (Scope::User | Scope::Key, Caller::Anonymous) | (Scope::Key, Caller::User { .. }) => None,
         }
     }
+}
+
+/// Why no rule applies to this request, if so.
+pub(super) fn bypass(bypass: &Bypass, request: &Request<'_>, scratch: &mut Scratch) -> Option<BypassKind> {
+    let subject = request.subject;
+    if subject.address.is_some_and(|client| bypass.cidrs.contains(client.address)) {
+        return Some(BypassKind::Cidr);
+    }
+    // Whoever guesses keys is not to do so for nothing where a path is let through.
+    if subject.is_unauthenticated() {
+        return None;
+    }
+    if let Caller::Key { id, .. } = &subject.caller
+        && bypass.key_ids.contains(id)
+    {
+        return Some(BypassKind::KeyId);
+    }
+    if bypass.paths.is_empty() {
+        return None;
+    }
+    // Whatever the request may be has to be let through.
+    let mut readings = std::iter::once((request.method, request.path)).chain(request.also.iter().copied());
+    readings.all(|(method, path)| bypass.paths.covers(method, path, scratch)).then_some(BypassKind::Path)
 }
 
 /// The counter of `rule` for this request; `None` when the rule does not apply to its caller or sets no limit.

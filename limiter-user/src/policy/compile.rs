@@ -1,10 +1,11 @@
 //! Second stage of reading a policy: what the fields mean, with every name resolved.
 
+mod bypass;
+mod packet;
 mod shape;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    fmt::Display,
+    collections::{BTreeMap, HashMap, HashSet},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -13,7 +14,6 @@ use std::{
 use ipnet::IpNet;
 use limiter_common::{
     bucket::Bucket,
-    quota::{Quota, QuotaError, Rate},
     rule::EnforcementMode,
     schema::{MAX_ACL_PREFIXES, MAX_RULE_PREFIXES},
     sliding_window::BurstFactor,
@@ -22,14 +22,14 @@ use limiter_common::{
 
 use self::shape::Shape;
 use super::{
-    Endpoints, Limit, PacketRuleSpec, Policy, Rule, Scope,
+    Endpoints, Limit, Policy, PrefixSet, Rule, Scope,
     endpoints::Pattern,
-    raw::{RawEndpoint, RawPacketLimit, RawPacketRule, RawPlan, RawPolicy, RawRule},
+    raw::{RawEndpoint, RawPacketRule, RawPlan, RawPolicy, RawRule},
 };
 use crate::config::{
     ConfigErrors, Context, Environment, Place, Table, Value, identifier, nearest,
     prefix::prefix,
-    units::{self, Counted, RateSetting, UNLIMITED},
+    units::{self, UNLIMITED},
 };
 
 /// Rules of both kinds share the slots of the kernel's counters.
@@ -39,12 +39,6 @@ const MAX_CEILING: u64 = 1 << 53;
 /// Below, the clocks of hosts and the sync interval blur the window; above, a counter is a yearly quota and more.
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 3600);
-/// An Ethernet frame of 1500 bytes with its header: a smaller burst of bytes would never let it pass.
-const MIN_BYTE_BURST: u64 = 1514;
-/// Least burst of bytes where none is given: receive offloads merge packets up to this size before a program in generic
-/// mode sees them.
-const DEFAULT_BYTE_BURST: u64 = 65_536;
-
 pub(super) fn compile(path: &Path, text: &str) -> Result<Policy, ConfigErrors> {
     let context = Context::new(path, text, Environment::default());
     let document = context.parse(text)?;
@@ -55,7 +49,7 @@ pub(super) fn compile(path: &Path, text: &str) -> Result<Policy, ConfigErrors> {
 
 fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let (allow, deny) = (acl(raw.allow.as_ref()), acl(raw.deny.as_ref()));
-    let allowed = Allowed::new(allow.iter().map(|prefix| prefix.cidr));
+    let allowed: PrefixSet = allow.iter().map(|prefix| prefix.cidr).collect();
     check_deny(&allowed, &deny);
     let plans = raw.plans.as_ref().map(plans).unwrap_or_default();
     let (endpoints, endpoint_names) = endpoints(raw.endpoints.as_ref());
@@ -66,7 +60,7 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let mut cidrs = HashMap::new();
     let packet_rules = tables(raw.packet_rules.as_ref()).map(RawPacketRule::read);
     let packet_rules: Vec<_> =
-        packet_rules.filter_map(|raw| packet_rule(&raw, &mut ids, &mut cidrs, &allowed)).collect();
+        packet_rules.filter_map(|raw| packet::packet_rule(&raw, &mut ids, &mut cidrs, &allowed)).collect();
     if rules.len() + packet_rules.len() > MAX_RULES
         && let Some(value) = raw.packet_rules.as_ref().or(raw.rules.as_ref())
     {
@@ -77,7 +71,8 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
         check_capacity(value, packet_rules.iter().flat_map(|rule| rule.cidrs.iter().copied()), MAX_RULE_PREFIXES);
     }
     let prefixes = |acl: Vec<AclPrefix<'_>>| acl.into_iter().map(|prefix| prefix.cidr).collect();
-    Policy { rules, endpoints, plans, packet_rules, allow: prefixes(allow), deny: prefixes(deny) }
+    let bypass = bypass::bypass(raw.bypass.as_ref());
+    Policy { rules, endpoints, plans, bypass, packet_rules, allow: prefixes(allow), deny: prefixes(deny) }
 }
 
 /// Names that may be given once.
@@ -106,6 +101,18 @@ fn required<'v, 'd>(value: Option<&'v Value<'d>>, place: &Place<'_>, field: &str
         place.error_in(field, "is missing");
     }
     value
+}
+
+/// A value that stands for itself, or those of a list. `nothing` is the mistake of an empty one.
+fn one_or_more<'d>(value: &Value<'d>, expected: &str, nothing: &str) -> Option<Vec<Value<'d>>> {
+    if value.as_str().is_some() {
+        return Some(vec![value.clone()]);
+    }
+    let elements = value.list_or(expected)?;
+    if elements.is_empty() {
+        value.error(nothing);
+    }
+    Some(elements)
 }
 
 fn tables<'d>(value: Option<&Value<'d>>) -> impl Iterator<Item = Table<'d>> {
@@ -147,33 +154,11 @@ fn check_capacity(value: &Value<'_>, prefixes: impl Iterator<Item = IpNet>, capa
 }
 
 /// Allow wins, so a deny prefix within an allowed one would never act.
-fn check_deny(allowed: &Allowed, deny: &[AclPrefix<'_>]) {
+fn check_deny(allowed: &PrefixSet, deny: &[AclPrefix<'_>]) {
     for AclPrefix { value, cidr } in deny {
         if let Some(around) = allowed.around(*cidr) {
             value.error(format_args!("{cidr} would never be denied: allow has {around}, and allow wins"));
         }
-    }
-}
-
-/// Allow prefixes, to be found by what they contain.
-struct Allowed {
-    prefixes: HashSet<IpNet>,
-    /// The lengths that any of them has, the longest first: there are few, and a search need not try others.
-    lengths: Vec<u8>,
-}
-
-impl Allowed {
-    fn new(prefixes: impl Iterator<Item = IpNet>) -> Self {
-        let prefixes: HashSet<_> = prefixes.collect();
-        let lengths: BTreeSet<u8> = prefixes.iter().map(IpNet::prefix_len).collect();
-        Self { prefixes, lengths: lengths.into_iter().rev().collect() }
-    }
-
-    /// The longest that contains all of `cidr`.
-    fn around(&self, cidr: IpNet) -> Option<IpNet> {
-        let lengths = self.lengths.iter().filter(|len| **len <= cidr.prefix_len());
-        let wider = lengths.filter_map(|len| Some(IpNet::new(cidr.addr(), *len).ok()?.trunc()));
-        wider.into_iter().find(|net| self.prefixes.contains(net))
     }
 }
 
@@ -391,118 +376,4 @@ fn limit(value: &Value<'_>, shape: &Shape, cost: u64) -> Option<Limit> {
             None
         }
     }
-}
-
-fn packet_rule(
-    raw: &RawPacketRule<'_>,
-    ids: &mut Names,
-    cidrs: &mut HashMap<IpNet, Arc<str>>,
-    allowed: &Allowed,
-) -> Option<PacketRuleSpec> {
-    let id = ids.take(raw.id.as_ref(), &raw.place, "id");
-    let own = required(raw.cidr.as_ref(), &raw.place, "cidr").and_then(|value| {
-        let prefixes = one_or_more(value)?;
-        let own = prefixes.iter().filter_map(|value| packet_rule_prefix(value, id.as_ref(), cidrs, allowed));
-        let own: Vec<_> = own.collect();
-        (!own.is_empty()).then_some(own)
-    });
-    let limits =
-        [(&raw.packets, Counted::Events), (&raw.bytes, Counted::Bytes), (&raw.new_connections, Counted::Events)];
-    if limits.iter().all(|(limit, _)| limit.is_none()) {
-        raw.place.error("limits nothing: give packets, bytes or new_connections, or say \"unlimited\"");
-    }
-    let [packets, bytes, new_connections] =
-        limits.map(|(limit, counted)| limit.as_ref().and_then(|limit| packet_limit(limit, counted)));
-    Some(PacketRuleSpec { id: id?, cidrs: own?, packets, bytes, new_connections, mode: mode(raw.mode.as_ref()) })
-}
-
-/// A value that stands for itself, or those of a list.
-fn one_or_more<'d>(value: &Value<'d>) -> Option<Vec<Value<'d>>> {
-    if value.as_str().is_some() {
-        return Some(vec![value.clone()]);
-    }
-    let elements = value.list_or("a prefix, or a list of prefixes")?;
-    if elements.is_empty() {
-        value.error("is empty, so nothing would ever be limited: name a prefix, or remove the rule");
-    }
-    Some(elements)
-}
-
-fn packet_rule_prefix(
-    value: &Value<'_>,
-    id: Option<&Arc<str>>,
-    cidrs: &mut HashMap<IpNet, Arc<str>>,
-    allowed: &Allowed,
-) -> Option<IpNet> {
-    let cidr = value.parsed("a prefix", prefix)?;
-    if let Some(id) = id
-        && let Some(other) = cidrs.insert(cidr, Arc::clone(id))
-    {
-        if other == *id {
-            value.error(format_args!("{cidr} is named twice"));
-        } else {
-            value.error(format_args!("the packet rules \"{other}\" and \"{id}\" both have the prefix {cidr}"));
-        }
-    }
-    if let Some(around) = allowed.around(cidr) {
-        value.error(format_args!("{cidr} would never be limited: allow has {around}, and allow wins"));
-    }
-    Some(cidr)
-}
-
-/// `None` for "unlimited", and for a mistake.
-fn packet_limit(value: &Value<'_>, counted: Counted) -> Option<Quota> {
-    if value.as_str() == Some(UNLIMITED) {
-        return None;
-    }
-    let raw = RawPacketLimit::read(value.table()?);
-    let rate = required(raw.rate.as_ref(), &raw.place, "rate")
-        .and_then(|rate| rate.parsed("a rate such as \"100/s\"", |text| units::rate(text, counted)));
-    let burst = raw.burst.as_ref().map(|burst| packet_burst(burst, counted));
-    match (rate?, burst) {
-        (RateSetting::Unlimited, Some(_)) => {
-            raw.place.error_in("burst", "has no meaning where the rate is \"unlimited\"");
-            None
-        }
-        (RateSetting::Unlimited, None) => None,
-        (RateSetting::Rate(_), Some(None)) => None,
-        (RateSetting::Rate(rate), Some(Some(burst))) => checked(Quota { rate, burst }, &raw.place),
-        (RateSetting::Rate(rate), None) => checked(Quota { rate, burst: default_burst(rate, counted) }, &raw.place),
-    }
-}
-
-/// What a second brings, and at least one packet of any size.
-fn default_burst(rate: Rate, counted: Counted) -> u64 {
-    let second = u128::from(rate.count) * 1_000_000_000 / u128::from(rate.per_ns);
-    let least = match counted {
-        Counted::Events => 1,
-        Counted::Bytes => DEFAULT_BYTE_BURST,
-    };
-    u64::try_from(second).unwrap_or(u64::MAX).max(least)
-}
-
-fn packet_burst(value: &Value<'_>, counted: Counted) -> Option<u64> {
-    let burst = match counted {
-        Counted::Bytes if !value.is_integer() => value.parsed("a size such as \"64KiB\"", units::size)?,
-        Counted::Bytes | Counted::Events => value.unsigned()?,
-    };
-    if burst == 0 {
-        value.error(QuotaError::ZeroBurst);
-        return None;
-    }
-    if counted == Counted::Bytes && burst < MIN_BYTE_BURST {
-        value.error(format_args!("{burst} bytes never let a packet of full size pass: use at least {MIN_BYTE_BURST}"));
-        return None;
-    }
-    Some(burst)
-}
-
-fn checked(quota: Quota, place: &Place<'_>) -> Option<Quota> {
-    let mistake = |field: &str, error: &dyn Display| place.error_in(field, error);
-    match quota.params() {
-        Ok(_) => return Some(quota),
-        Err(error @ (QuotaError::ZeroRate | QuotaError::TooFast)) => mistake("rate", &error),
-        Err(error @ (QuotaError::ZeroBurst | QuotaError::TooSlow)) => mistake("burst", &error),
-    }
-    None
 }

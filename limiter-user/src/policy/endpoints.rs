@@ -132,6 +132,50 @@ impl Pattern {
     }
 }
 
+/// As it is written in a policy, in one form: equal texts are equal patterns.
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.methods.is_empty() {
+            write!(f, "{} ", self.methods.join(","))?;
+        }
+        if self.steps.is_empty() {
+            return f.write_str("/");
+        }
+        let mut steps = &self.steps[..];
+        while let [step, rest @ ..] = steps {
+            f.write_str("/")?;
+            steps = rest;
+            match step {
+                Step::Exact(name) => write_encoded(f, name)?,
+                Step::Prefix(prefix) => {
+                    write_encoded(f, prefix)?;
+                    f.write_str("*")?;
+                }
+                Step::One => {
+                    f.write_str("*")?;
+                    // At the end, "*" is one or more.
+                    if rest == [Step::Rest] {
+                        return Ok(());
+                    }
+                }
+                Step::Rest => f.write_str("**")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_encoded(f: &mut fmt::Formatter<'_>, segment: &[u8]) -> fmt::Result {
+    for &byte in segment {
+        if byte.is_ascii_graphic() && !b"/%*?#".contains(&byte) {
+            write!(f, "{}", char::from(byte))?;
+        } else {
+            write!(f, "%{byte:02X}")?;
+        }
+    }
+    Ok(())
+}
+
 fn decoded(segment: &str) -> Box<[u8]> {
     let mut rest = segment.as_bytes();
     let mut bytes = Vec::with_capacity(rest.len());
@@ -169,6 +213,8 @@ struct Group {
     name: Arc<str>,
     /// Methods of all its patterns.
     methods: u64,
+    /// In the form that [`Pattern`] is shown in.
+    patterns: Vec<Box<str>>,
 }
 
 #[derive(Clone, Default)]
@@ -233,7 +279,8 @@ impl Endpoints {
     pub fn new(groups: Vec<(Arc<str>, Vec<Pattern>)>) -> Result<Self, PatternError> {
         let mut endpoints = Self { nodes: vec![Node::default()], ..Self::default() };
         for (index, (name, patterns)) in groups.into_iter().enumerate() {
-            endpoints.groups.push(Group { name, methods: 0 });
+            let texts = patterns.iter().map(|pattern| pattern.to_string().into()).collect();
+            endpoints.groups.push(Group { name, methods: 0, patterns: texts });
             for pattern in patterns {
                 let methods = endpoints.method_bits(&pattern.methods)?;
                 endpoints.groups[index].methods |= methods;
@@ -295,6 +342,30 @@ impl Endpoints {
         self.groups.get(index).map(|group| &group.name)
     }
 
+    /// The groups by name, with their patterns in one form.
+    pub fn groups(&self) -> impl Iterator<Item = (&Arc<str>, &[Box<str>])> {
+        self.groups.iter().map(|group| (&group.name, &*group.patterns))
+    }
+
+    /// Whether a pattern matches whatever server reads the path. Unlike [`Self::matches`], what could be read otherwise
+    /// is not covered: dot segments, an encoded slash, dot or percent sign, backslashes, parameters, control characters.
+    pub fn covers(&self, method: &str, path: impl AsRef<[u8]>, scratch: &mut Scratch) -> bool {
+        let path = path_of(path.as_ref());
+        if self.groups.is_empty() || path.len() > MAX_PATH_LEN || !is_plain(path) {
+            return false;
+        }
+        scratch.matches.clear();
+        let reading = Reading { encoded_slash_separates: false, empty_segments_count: false };
+        self.walk(path, reading, self.bits_of(method), scratch);
+        !scratch.matches.is_empty()
+    }
+
+    /// Bits of a request's method.
+    fn bits_of(&self, method: &str) -> u64 {
+        let known = self.methods.iter().position(|known| known.eq_ignore_ascii_case(method));
+        ANY_METHOD | known.map_or(0, |index| 1 << index)
+    }
+
     /// Indices of all groups that the request belongs to, ascending. `path` may be a whole request target. Methods are
     /// compared without regard to case; `HEAD` is not `GET`.
     pub fn matches<'s>(&self, method: &str, path: impl AsRef<[u8]>, scratch: &'s mut Scratch) -> &'s [usize] {
@@ -302,8 +373,7 @@ impl Endpoints {
         if self.groups.is_empty() {
             return &scratch.matches;
         }
-        let known = self.methods.iter().position(|known| known.eq_ignore_ascii_case(method));
-        let methods = ANY_METHOD | known.map_or(0, |index| 1 << index);
+        let methods = self.bits_of(method);
         let path = path_of(path.as_ref());
         if path.len() > MAX_PATH_LEN {
             let with_method = |(_, group): &(usize, &Group)| group.methods & methods != 0;
@@ -407,6 +477,22 @@ fn path_of(target: &[u8]) -> &[u8] {
         }
         Some(_) | None => target,
     }
+}
+
+/// Whether all servers read a path alike.
+fn is_plain(path: &[u8]) -> bool {
+    let has_dots = |segment: &[u8]| matches!(segment, b"." | b"..");
+    if path.split(|byte| *byte == b'/').any(has_dots) {
+        return false;
+    }
+    let mut rest = path;
+    while let Some((byte, encoded, after)) = next_byte(rest) {
+        rest = after;
+        if byte.is_ascii_control() || b";\\".contains(&byte) || (byte == b'%') || (encoded && b"/.".contains(&byte)) {
+            return false;
+        }
+    }
+    true
 }
 
 impl Scratch {
@@ -592,6 +678,59 @@ mod tests {
         assert_eq!(endpoints.matches("GET", "/other", &mut scratch), [3]);
         assert_eq!(endpoints.matches("GET", "/nothing", &mut scratch), [0usize; 0]);
         assert_eq!(endpoints.name(2).map(|name| &**name), Some("group2"));
+    }
+
+    #[test]
+    fn only_what_every_server_reads_alike_is_covered() {
+        let endpoints = endpoints(&[&["GET /healthz", "/static/**"]]);
+        for (path, expected) in [
+            ("/healthz", true),
+            ("//healthz/?probe=1", true),
+            ("/%68ealthz", true),
+            ("http://example.org/healthz", true),
+            ("/static/a/b", true),
+            ("/static/caf%C3%A9", true),
+            ("/static/%61", true),
+            ("/static/a.b..c/...", true),
+            ("/other", false),
+            ("/api/../healthz", false),
+            ("/./healthz", false),
+            ("/static/../api", false),
+            ("/static/..", false),
+            ("/static/%2e%2e/api", false),
+            ("/static/.%2E/api", false),
+            ("/static/..%2fapi", false),
+            ("/static/..;/api", false),
+            ("/static/a;b", false),
+            ("/static/..\\api", false),
+            ("/static/..%5Capi", false),
+            ("/static/%252e%252e/api", false),
+            ("/static/%", false),
+            ("/static/a%00b", false),
+        ] {
+            assert_eq!(endpoints.covers("GET", path, &mut Scratch::default()), expected, "{path}");
+        }
+        assert!(!endpoints.covers("POST", "/healthz", &mut Scratch::default()));
+        assert!(!endpoints.covers("GET", format!("/static/{}", "x".repeat(MAX_PATH_LEN)), &mut Scratch::default()));
+        assert!(!Endpoints::default().covers("GET", "/", &mut Scratch::default()));
+    }
+
+    #[test]
+    fn equal_patterns_are_shown_alike() {
+        for (text, shown) in [
+            ("/", "/"),
+            ("/login/", "/login"),
+            ("* //a/%62/", "/a/b"),
+            ("get,POST /api/*", "GET,POST /api/*"),
+            ("/a/*/b", "/a/*/b"),
+            ("/a/*/**", "/a/*"),
+            ("/**/**/x", "/**/x"),
+            ("/v%2A*/x%2F%c3%a9", "/v%2A*/x%2F%C3%A9"),
+        ] {
+            let pattern = Pattern::parse(text).unwrap();
+            assert_eq!(pattern.to_string(), shown);
+            assert_eq!(Pattern::parse(shown).unwrap(), pattern, "{text}");
+        }
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use crate::config::raw_table;
 
-raw_table!(RawPolicy { allow, deny, endpoints, plans, rules, packet_rules; later bypass });
+raw_table!(RawPolicy { allow, deny, endpoints, plans, rules, bypass, packet_rules });
+
+raw_table!(RawBypass in place { cidr, key_id, path });
 
 raw_table!(RawEndpoint in place { name, r#match });
 

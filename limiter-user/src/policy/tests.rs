@@ -195,7 +195,39 @@ fn bad_policies_are_refused_with_line_and_key() {
     let endpoint = |fields: &str| format!("[[endpoints]]\n{fields}\n");
     for (text, message) in [
         ("alow = []".into(), "1: alow: unknown field: did you mean \"allow\"?"),
-        ("[[bypass]]\npath = \"/\"".into(), "1: bypass: is not available in this version"),
+        // What is never limited.
+        ("[bypass]\npath = \"/\"".into(), "1: bypass: there can be several: write [[bypass]]"),
+        (
+            "[[bypass]]".into(),
+            "1: bypass[0]: an entry has either cidr or key_id or path: write several entries",
+        ),
+        (
+            "[[bypass]]\npath = \"/\"\ncidr = \"::/0\"".into(),
+            "1: bypass[0]: an entry has either cidr or key_id or path: write several entries",
+        ),
+        ("[[bypass]]\nkey_ids = \"k\"\npath = \"/\"".into(), "2: bypass[0].key_ids: unknown field: did you mean \"key_id\"?"),
+        ("[[bypass]]\npath = []".into(), "2: bypass[0].path: is empty, so nothing would be let through"),
+        ("[[bypass]]\npath = 5".into(), "2: bypass[0].path: expected a pattern, or a list of patterns, found an integer"),
+        (
+            "[[bypass]]\npath = [\"/a\", \"GET /b\", \"//a/\"]".into(),
+            "2: bypass[0].path[2]: is named twice",
+        ),
+        (
+            "[[bypass]]\npath = \"healthz\"".into(),
+            "2: bypass[0].path: \"healthz\" has no path: write \"[METHOD ]/PATH\", as in \"GET /api/v1/search/*\"",
+        ),
+        (
+            "[[bypass]]\nkey_id = \"lk_secret\"".into(),
+            "2: bypass[0].key_id: is not 32 hexadecimal digits: \"limiter keys list\" shows the ids of keys",
+        ),
+        (
+            "[[bypass]]\ncidr = \"10.0.0.1/8\"".into(),
+            "2: bypass[0].cidr: 10.0.0.1/8 has bits set beyond its length: did you mean 10.0.0.0/8?",
+        ),
+        (
+            "[[bypass]]\ncidr = \"::/0\"\n[[bypass]]\ncidr = [\"::/0\"]".into(),
+            "4: bypass[1].cidr[0]: is named twice",
+        ),
         ("[rules]\nid = \"r\"".into(), "1: rules: there can be several: write [[rules]]"),
         ("rules = [1]".into(), "1: rules[0]: expected a table, found an integer"),
         (
