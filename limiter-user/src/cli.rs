@@ -140,6 +140,9 @@ pub struct CheckArgs {
     pub method: String,
     #[arg(long, default_value = "/")]
     pub path: String,
+    /// An attribute that rules count by; can be given several times.
+    #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = attribute)]
+    pub attributes: Vec<(String, String)>,
     /// How much of each limit the request takes.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub cost: u64,
@@ -229,6 +232,11 @@ impl Cli {
     }
 }
 
+fn attribute(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("is not NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
 fn change(action: AclAction, arguments: acl::Change) -> Exit {
     finish(ask(acl::change(action, &arguments)))
 }
@@ -306,6 +314,7 @@ mod tests {
             "limiter top --once --json --rows 5",
             "limiter check --key K --path /x",
             "limiter check --ip 192.0.2.1 --method POST --path /x --cost 5 --peek",
+            "limiter check --ip 192.0.2.1 --attribute tenant=x --attribute region=a=b",
             "limiter block 192.0.2.0/24 --for 10m",
             "limiter block 192.0.2.1",
             "limiter allow 2001:db8::/32",
@@ -340,6 +349,7 @@ mod tests {
             ("limiter block 192.0.2.1 --for 0s", Exit::Usage),
             ("limiter check --path /x", Exit::Usage),
             ("limiter check --key K --cost 0", Exit::Usage),
+            ("limiter check --key K --attribute tenant", Exit::Usage),
             ("limiter top --rows 0", Exit::Usage),
         ] {
             assert_eq!(parse(line).err(), Some(exit), "{line}");

@@ -26,15 +26,19 @@ pub enum Identity {
     /// Cut to the configured prefix.
     Ip(IpAddr),
     Global,
+    /// `NAME:VALUE` of an attribute; its name has no colon.
+    Attribute(Arc<str>),
 }
 
 impl Identity {
-    pub const fn scope(&self) -> Scope {
+    /// As in [`Scope::as_str`].
+    pub const fn scope_name(&self) -> &'static str {
         match self {
-            Self::User(_) => Scope::User,
-            Self::Key(_) => Scope::Key,
-            Self::Ip(_) => Scope::Ip,
-            Self::Global => Scope::Global,
+            Self::User(_) => Scope::User.as_str(),
+            Self::Key(_) => Scope::Key.as_str(),
+            Self::Ip(_) => Scope::Ip.as_str(),
+            Self::Global => Scope::Global.as_str(),
+            Self::Attribute(_) => "attribute",
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Second stage of reading a policy: what the fields mean, with every name resolved.
 
 mod bypass;
+mod limits;
 mod packet;
 mod shape;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -13,23 +14,23 @@ use std::{
 
 use ipnet::IpNet;
 use limiter_common::{
-    bucket::Bucket,
     rule::EnforcementMode,
     schema::{MAX_ACL_PREFIXES, MAX_RULE_PREFIXES},
     sliding_window::BurstFactor,
     stats::RULE_SLOTS,
 };
 
-use self::shape::Shape;
+use self::{
+    limits::{Overrides, Plans},
+    shape::Shape,
+};
 use super::{
-    Endpoints, Limit, Policy, PrefixSet, Rule, Scope,
+    Endpoints, Matching, Policy, PrefixSet, Rule, Scope,
     endpoints::Pattern,
-    raw::{RawEndpoint, RawPacketRule, RawPlan, RawPolicy, RawRule},
+    raw::{RawEndpoint, RawPacketRule, RawPolicy, RawRule},
 };
 use crate::config::{
-    ConfigErrors, Context, Environment, Place, Table, Value, identifier, nearest,
-    prefix::prefix,
-    units::{self, UNLIMITED},
+    ConfigErrors, Context, Environment, Place, Table, Value, identifier, nearest, prefix::prefix, units,
 };
 
 /// Rules of both kinds share the slots of the kernel's counters.
@@ -51,12 +52,16 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let (allow, deny) = (acl(raw.allow.as_ref()), acl(raw.deny.as_ref()));
     let allowed: PrefixSet = allow.iter().map(|prefix| prefix.cidr).collect();
     check_deny(&allowed, &deny);
-    let plans = raw.plans.as_ref().map(plans).unwrap_or_default();
+    let plans = raw.plans.as_ref().map(Plans::read).unwrap_or_default();
+    let overrides = Overrides::read(raw.overrides.as_ref());
     let (endpoints, endpoint_names) = endpoints(raw.endpoints.as_ref());
     let mut ids = Names::new("a rule");
-    let names = RuleNames { endpoints: &endpoint_names, plans: &plans };
+    let mut names =
+        RuleNames { endpoints: &endpoint_names, plans: &plans, overrides: &overrides, attributes: Vec::new() };
     let rules = tables(raw.rules.as_ref()).map(RawRule::read);
-    let rules: Vec<_> = rules.filter_map(|raw| rule(&raw, &names, &mut ids)).collect();
+    let rules: Vec<_> = rules.filter_map(|raw| rule(&raw, &mut names, &mut ids)).collect();
+    let attributes = names.attributes;
+    overrides.check(&ids.all());
     let mut cidrs = HashMap::new();
     let packet_rules = tables(raw.packet_rules.as_ref()).map(RawPacketRule::read);
     let packet_rules: Vec<_> =
@@ -72,7 +77,18 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
     }
     let prefixes = |acl: Vec<AclPrefix<'_>>| acl.into_iter().map(|prefix| prefix.cidr).collect();
     let bypass = bypass::bypass(raw.bypass.as_ref());
-    Policy { rules, endpoints, plans, bypass, packet_rules, allow: prefixes(allow), deny: prefixes(deny) }
+    let Plans { names: plans, parents: plan_parents } = plans;
+    Policy {
+        rules,
+        endpoints,
+        plans,
+        plan_parents,
+        attributes,
+        bypass,
+        packet_rules,
+        allow: prefixes(allow),
+        deny: prefixes(deny),
+    }
 }
 
 /// Names that may be given once.
@@ -93,6 +109,15 @@ impl Names {
             value.error(format_args!("\"{name}\" is the name of {} above already", self.of));
         }
         Some(name.into())
+    }
+}
+
+impl Names {
+    /// The names so far, in order.
+    fn all(&self) -> Vec<Arc<str>> {
+        let mut names: Vec<Arc<str>> = self.taken.iter().map(|name| name.as_str().into()).collect();
+        names.sort_unstable();
+        names
     }
 }
 
@@ -162,23 +187,6 @@ fn check_deny(allowed: &PrefixSet, deny: &[AclPrefix<'_>]) {
     }
 }
 
-fn plans(value: &Value<'_>) -> Vec<Arc<str>> {
-    let mut names = Vec::new();
-    for (name, plan) in value.table().map(Table::named).unwrap_or_default() {
-        if let Err(error) = identifier(name) {
-            plan.error(error);
-        }
-        if let Some(table) = plan.table() {
-            let raw = RawPlan::read(table);
-            if let Some(description) = &raw.description {
-                description.text("text");
-            }
-        }
-        names.push(name.into());
-    }
-    names
-}
-
 /// Names of the groups; `None` for one whose name could not be read.
 fn endpoints(value: Option<&Value<'_>>) -> (Endpoints, Vec<Arc<str>>) {
     let mut taken = Names::new("an endpoint group");
@@ -206,9 +214,12 @@ fn endpoints(value: Option<&Value<'_>>) -> (Endpoints, Vec<Arc<str>>) {
 }
 
 /// What rules can name.
-struct RuleNames<'a> {
+struct RuleNames<'a, 'd> {
     endpoints: &'a [Arc<str>],
-    plans: &'a [Arc<str>],
+    plans: &'a Plans,
+    overrides: &'a Overrides<'d>,
+    /// Attributes that rules have named so far.
+    attributes: Vec<Arc<str>>,
 }
 
 /// Index of a name, or a mistake that says what the known ones are.
@@ -236,9 +247,9 @@ fn mode(value: Option<&Value<'_>>) -> EnforcementMode {
 }
 
 /// `None` when the rule cannot stand; the mistakes are in the context.
-fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rule> {
+fn rule(raw: &RawRule<'_>, names: &mut RuleNames<'_, '_>, ids: &mut Names) -> Option<Rule> {
     let id = ids.take(raw.id.as_ref(), &raw.place, "id");
-    let scope = required(raw.scope.as_ref(), &raw.place, "scope").and_then(scope);
+    let scope = required(raw.scope.as_ref(), &raw.place, "scope").and_then(|value| scope(value, &mut names.attributes));
     let endpoint = raw.endpoint.as_ref().and_then(|value| {
         let name = value.text("the name of an endpoint group")?;
         index_of(name, names.endpoints, "endpoint group", |message| value.error(message))
@@ -251,26 +262,51 @@ fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rul
     }
     let shape = Shape::read(raw, window);
     let cost = raw.cost.as_ref().and_then(|value| value.within(1..=MAX_CEILING)).unwrap_or(1);
-    let (limit, plans) = limits(raw, names, &shape, cost)?;
+    let limits = limits::limits(raw, names.plans, names.overrides, &shape, cost)?;
+    let matching = raw.r#match.as_ref().and_then(|value| value.one_of(Matching::ALL)).unwrap_or_default();
     Some(Rule {
         id: id?,
         scope: scope?,
         endpoint,
+        matching,
         window_us: window?,
         burst_factor: shape.burst_factor,
-        limit,
-        plans,
+        limit: limits.own,
+        plans: limits.plans,
+        overrides: limits.clients,
         cost,
         mode: mode(raw.mode.as_ref()),
     })
 }
 
-fn scope(value: &Value<'_>) -> Option<Scope> {
+/// Most attributes that rules can name.
+const MAX_ATTRIBUTES: usize = 64;
+
+fn scope(value: &Value<'_>, attributes: &mut Vec<Arc<str>>) -> Option<Scope> {
+    if let Some(name) = value.as_str().and_then(|text| text.strip_prefix("attribute:")) {
+        return attribute(value, name, attributes);
+    }
     if value.is_later(&["session"]) {
         return None;
     }
     let words: Vec<_> = Scope::ALL.iter().map(|scope| (scope.as_str(), *scope)).collect();
     value.one_of(&words)
+}
+
+fn attribute(value: &Value<'_>, name: &str, attributes: &mut Vec<Arc<str>>) -> Option<Scope> {
+    if let Err(error) = identifier(name) {
+        value.error(format_args!("the name of the attribute {error}"));
+        return None;
+    }
+    let known = attributes.iter().position(|known| **known == *name);
+    let index = known.unwrap_or_else(|| {
+        attributes.push(name.into());
+        attributes.len() - 1
+    });
+    if index >= MAX_ATTRIBUTES {
+        value.error(format_args!("rules name more than {MAX_ATTRIBUTES} attributes"));
+    }
+    u16::try_from(index).ok().map(Scope::Attribute)
 }
 
 fn window_us(value: &Value<'_>) -> Option<u64> {
@@ -295,85 +331,4 @@ fn burst_factor(value: &Value<'_>) -> Option<BurstFactor> {
         value.error("is not a number from 1 to 1000 with at most three decimals");
     }
     factor
-}
-
-/// The rule's own limit and those by plan.
-fn limits(
-    raw: &RawRule<'_>,
-    names: &RuleNames<'_>,
-    shape: &Shape,
-    cost: u64,
-) -> Option<(Limit, BTreeMap<usize, Limit>)> {
-    let own = raw.limit.as_ref().map(|value| limit(value, shape, cost));
-    let mut plans = BTreeMap::new();
-    let mut is_whole = !matches!(own, Some(None));
-    for (name, value) in raw.plans.as_ref().and_then(Value::table).map(Table::named).unwrap_or_default() {
-        let plan = index_of(name, names.plans, "plan", |message| value.error(message));
-        match (plan, limit(&value, shape, cost)) {
-            (Some(plan), Some(limit)) => drop(plans.insert(plan, limit)),
-            (None, _) | (_, None) => is_whole = false,
-        }
-    }
-    if !is_whole {
-        return None;
-    }
-    if let Some(Some(own)) = own {
-        return Some((own, plans));
-    }
-    let missing = names.plans.iter().enumerate().filter(|(index, _)| !plans.contains_key(index));
-    let missing: Vec<&str> = missing.map(|(_, name)| &**name).collect();
-    // Requests without a plan get the strictest limit that any plan has.
-    let strictest = plans.values().copied().min_by_key(|limit| match limit {
-        // Of queues of one length, the one that moves most slowly.
-        Limit::Limited(algorithm) => {
-            let interval_ns = algorithm.bucket().map_or(0, Bucket::interval_ns);
-            (false, algorithm.ceiling(), u64::MAX - interval_ns)
-        }
-        Limit::Unlimited => (true, 0, 0),
-    });
-    match strictest {
-        Some(strictest) if missing.is_empty() => Some((strictest, plans)),
-        Some(_) => {
-            let missing = missing.join(", ");
-            raw.place.error_in("plans", format_args!("has no limit for {missing}: add it, or a limit for all others"));
-            None
-        }
-        None => {
-            raw.place.error_in("limit", "is missing, and there are no plans with limits either");
-            None
-        }
-    }
-}
-
-fn limit(value: &Value<'_>, shape: &Shape, cost: u64) -> Option<Limit> {
-    if value.as_str() == Some(UNLIMITED) {
-        return Some(Limit::Unlimited);
-    }
-    if !value.is_integer() {
-        value.error("is neither a whole number nor \"unlimited\"");
-        return None;
-    }
-    let limit = value.unsigned()?;
-    if limit == 0 {
-        value.error("limit is 0: use \"unlimited\" or remove the entry");
-        return None;
-    }
-    let Some(most) = shape.burst_factor.ceiling(limit).filter(|ceiling| *ceiling <= MAX_CEILING) else {
-        value.error(format_args!("times the burst factor it is above 2^53 ({MAX_CEILING}): use \"unlimited\""));
-        return None;
-    };
-    // Where the window is a mistake already, there is no rule to make.
-    let Some(window_us) = shape.window_us else { return Some(Limit::Unlimited) };
-    match shape.algorithm(limit, window_us, most) {
-        Ok(algorithm) if cost > algorithm.ceiling() => {
-            let most = algorithm.ceiling();
-            value.error(format_args!("no request could ever pass: each costs {cost}, and the most is {most}"));
-            None
-        }
-        Ok(algorithm) => Some(Limit::Limited(algorithm)),
-        Err(error) => {
-            value.error(error);
-            None
-        }
-    }
 }
