@@ -5,6 +5,7 @@ mod check;
 mod client;
 mod doctor;
 pub mod keys;
+mod policy;
 mod run;
 mod status;
 mod top;
@@ -67,6 +68,8 @@ pub enum Command {
     Unallow(PrefixArgs),
     /// Make and list API keys.
     Keys(KeysArgs),
+    /// Compare policies.
+    Policy(PolicyArgs),
     /// Detach the XDP program and remove everything that is pinned; stop the agent first.
     Unpin(UnpinArgs),
 }
@@ -191,6 +194,32 @@ pub enum KeysCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub struct PolicyArgs {
+    #[command(subcommand)]
+    pub command: PolicyCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Show what a file would change in the configured policy, and for how many clients that the running agent knows;
+    /// ends with 0 whether anything differs or not.
+    Diff(PolicyDiffArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct PolicyDiffArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// The policy file that would be put in force.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print JSON: {differs, compared_with, agent, changes}.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct KeysAddArgs {
     #[command(flatten)]
     pub config: ConfigArg,
@@ -209,6 +238,9 @@ impl Cli {
             Command::Validate(arguments) => validate::run(&arguments),
             Command::Doctor(arguments) => doctor::run(&arguments),
             Command::Keys(arguments) => keys::run(&arguments),
+            Command::Policy(PolicyArgs { command: PolicyCommand::Diff(arguments) }) => {
+                finish(ask(policy::diff(&arguments)))
+            }
             Command::Run(arguments) => finish(run::run(&arguments)),
             Command::Unpin(arguments) => finish(unpin::unpin(&arguments)),
             Command::Status(arguments) => finish(ask(status::status(&arguments))),
@@ -323,6 +355,8 @@ mod tests {
             "limiter keys add --client c_1 --plan free",
             "limiter keys add --plan free --config F",
             "limiter keys list",
+            "limiter policy diff F",
+            "limiter policy diff F --config G --json",
             "limiter unpin",
             "limiter unpin --force",
         ] {
@@ -341,6 +375,8 @@ mod tests {
             ("limiter run --help", Exit::Ok),
             ("limiter", Exit::Usage),
             ("limiter keys", Exit::Usage),
+            ("limiter policy", Exit::Usage),
+            ("limiter policy diff", Exit::Usage),
             ("limiter fly", Exit::Usage),
             ("limiter run --fast", Exit::Usage),
             ("limiter block", Exit::Usage),

@@ -4,6 +4,7 @@
 
 mod bypass;
 mod compile;
+pub mod difference;
 pub mod endpoints;
 mod prefix_set;
 mod raw;

@@ -513,3 +513,62 @@ mod modes {
         }
     }
 }
+
+mod difference {
+    use super::*;
+
+    const BEFORE: &str = "[[rules]]\nid = \"search\"\nscope = \"user\"\nlimit = 10\nwindow = \"1h\"\n\
+                          [[rules]]\nid = \"old\"\nscope = \"ip\"\nlimit = 10\nwindow = \"1h\"\n\
+                          [[rules]]\nid = \"same\"\nscope = \"global\"\nlimit = 1000\nwindow = \"1h\"\n";
+
+    #[test]
+    fn says_what_would_change_and_for_how_many_clients() {
+        let setup = Setup::new(KEYS, BEFORE);
+        let after = BEFORE.replacen("limit = 10", "limit = 5", 1).replace("\"old\"", "\"new\"");
+        setup.write("after.toml", &after);
+        let file = setup.path("after.toml").display().to_string();
+        let diff = |arguments: &[&str]| {
+            let output = setup.run(&[&["policy", "diff", file.as_str()], arguments].concat());
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            (output.status.code(), text(&output.stdout), text(&output.stderr))
+        };
+        // Without an agent.
+        let changes = |search: &str, old: &str| {
+            format!(
+                "+ rule new\n- rule old{old}\n~ rule search{search}\n    limit: 10 by sliding_window -> 5 by sliding_window\n"
+            )
+        };
+        let (code, text, note) = diff(&[]);
+        assert_eq!((code, text), (Some(0), changes("", "")));
+        assert!(note.starts_with("note: no agent runs"), "{note}");
+
+        let agent = setup.start();
+        for n in 0..7 {
+            assert_eq!(agent.decide(json!({ "user": format!("u{n}"), "ip": "192.0.2.1" }))["allowed"], true);
+        }
+        let (code, text, note) = diff(&[]);
+        assert_eq!((code, text), (Some(0), changes("  (7 known clients)", "  (1 known client)")));
+        assert_eq!(note, "");
+        let (code, text, _) = diff(&["--json"]);
+        let report: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!((code, &report["differs"], &report["agent"]), (Some(0), &json!(true), &json!(true)));
+        let search = &report["changes"][2];
+        assert_eq!(
+            fields(search, ["kind", "name", "change", "clients"]),
+            [json!("rule"), json!("search"), json!("changed"), json!(7)]
+        );
+        assert_eq!(search["fields"][0]["after"], "5 by sliding_window");
+
+        // Nothing was changed by asking, and then nothing differs.
+        assert_eq!(agent.decide(json!({ "user": "u0" }))["limit"], 10);
+        setup.write("after.toml", BEFORE);
+        let (code, text, _) = diff(&[]);
+        assert_eq!((code, text), (Some(0), format!("no difference from {}\n", setup.path("policy.toml").display())));
+
+        // Mistakes of the file are said as at a start.
+        setup.write("after.toml", "alow = []\n");
+        let (code, _, errors) = diff(&[]);
+        assert_eq!(code, Some(78));
+        assert!(errors.contains("after.toml:1: alow: unknown field"), "{errors}");
+    }
+}
