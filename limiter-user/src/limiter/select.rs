@@ -254,3 +254,65 @@ pub(super) fn cell(
         enforced: rule.mode == EnforcementMode::Enforce,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write, path::Path};
+
+    use limiter_common::time::UnixMicros;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn of_a_hundred_rules_and_ten_thousand_endpoints_those_that_match_are_looked_at() {
+        let mut text = String::new();
+        for group in 0..10_000 {
+            writeln!(text, "[[endpoints]]\nname = \"g{group}\"\nmatch = [\"GET /api/{group}/*\", \"/v2/{group}\"]")
+                .unwrap();
+        }
+        let fields = "scope = \"user\"\nlimit = 1\nwindow = \"1s\"";
+        for rule in 0..100 {
+            let matching = ["all", "most_specific"][rule % 2];
+            let endpoint = rule * 100;
+            writeln!(text, "[[rules]]\nid = \"r{rule}\"\n{fields}\nendpoint = \"g{endpoint}\"\nmatch = \"{matching}\"")
+                .unwrap();
+        }
+        writeln!(text, "[[rules]]\nid = \"always\"\n{fields}").unwrap();
+        writeln!(text, "[[rules]]\nid = \"rest\"\n{fields}\nmatch = \"most_specific\"").unwrap();
+        let policy = Policy::parse(Path::new("/policy.toml"), &text).unwrap();
+        let active = Active::derive(policy, &[], &Metrics::new(), UnixMicros::new(0));
+        let subject = Subject { caller: Caller::Anonymous, address: None };
+        let mut scratch = Scratch::default();
+        for (path, found, expected) in [
+            ("/api/1400/x", 1, &[100, 14, 101][..]),
+            ("/v2/1500", 1, &[100, 15]),
+            ("/v2/1501", 1, &[100, 101]),
+            ("/elsewhere", 0, &[100, 101]),
+        ] {
+            let request = Request {
+                subject: &subject,
+                method: "GET",
+                path,
+                also: &[],
+                attributes: &[],
+                cost: 1,
+                charge: Charge::Commit,
+            };
+            let matches = matches(&active.policy.endpoints, &request, &mut scratch);
+            assert_eq!(matches.found.len(), found, "{path}");
+            assert_eq!(&*rules(&active, &matches), expected, "{path}");
+            // The same by two headers, of which the client may have sent one.
+            let also = [("GET", "/v2/1500"), ("GET", path)];
+            let request = Request { also: &also, ..request };
+            let twice = super::matches(&active.policy.endpoints, &request, &mut scratch);
+            let mut both = expected.to_vec();
+            both.push(15);
+            both.sort_unstable();
+            both.dedup();
+            let mut applying = rules(&active, &twice).to_vec();
+            applying.sort_unstable();
+            assert_eq!(applying, both, "{path}");
+        }
+    }
+}
