@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use limiter_common::{rule::EnforcementMode, time::UnixMicros};
 
 use crate::{
-    metrics::{Metrics, RuleMetrics},
-    policy::{Policy, Scope},
+    metrics::{BypassMetrics, Metrics, RuleMetrics},
+    policy::{Matching, Policy, Scope},
 };
 
 /// The one pointer.
@@ -20,37 +20,62 @@ pub type SharedActive = Arc<ArcSwap<Active>>;
 #[non_exhaustive]
 pub struct Active {
     pub policy: Policy,
-    /// Indices of the rules without an endpoint that are not off, then per endpoint group of those that name it.
-    pub always: Vec<usize>,
-    pub by_endpoint: Vec<Vec<usize>>,
+    /// The rules without an endpoint that are not off, then per endpoint group those that name it.
+    pub always: Applicable,
+    pub by_endpoint: Vec<Applicable>,
+    /// Whether any of them gives way to one that is more specific.
+    pub narrows: bool,
     /// In the order of the policy's rules.
     pub metrics: Vec<RuleMetrics>,
-    /// Trusted proxies and allow prefixes.
+    pub bypassed: BypassMetrics,
+    /// Trusted proxies, allow prefixes, and what requests are never limited from.
     pub never_pushed: Vec<IpNet>,
-    /// Whether any rule is about keys or their users.
+    /// Whether anything in the policy is about keys or their users.
     pub limits_keys: bool,
     pub loaded_at: UnixMicros,
 }
 
+/// Indices of rules.
+#[derive(Clone, Debug, Default)]
+pub struct Applicable {
+    /// Those that apply whatever else does.
+    pub all: Vec<usize>,
+    /// Those that give way to a more specific one.
+    pub most_specific: Vec<usize>,
+}
+
 impl Active {
     pub fn derive(policy: Policy, trusted_proxies: &[IpNet], metrics: &Metrics, loaded_at: UnixMicros) -> Self {
-        let mut always = Vec::new();
-        let mut by_endpoint = vec![Vec::new(); policy.endpoints.len()];
+        let mut always = Applicable::default();
+        let mut by_endpoint = vec![Applicable::default(); policy.endpoints.len()];
+        let mut narrows = false;
         for (index, rule) in policy.rules.iter().enumerate() {
             if rule.mode == EnforcementMode::Off {
                 continue;
             }
-            match rule.endpoint {
-                None => always.push(index),
-                Some(endpoint) => by_endpoint[endpoint].push(index),
+            let rules = rule.endpoint.map_or(&mut always, |endpoint| &mut by_endpoint[endpoint]);
+            match rule.matching {
+                Matching::All => rules.all.push(index),
+                Matching::MostSpecific => {
+                    narrows = true;
+                    rules.most_specific.push(index);
+                }
             }
         }
         Self {
             always,
             by_endpoint,
+            narrows,
             metrics: policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect(),
-            never_pushed: trusted_proxies.iter().chain(&policy.allow).copied().collect(),
-            limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User)),
+            bypassed: metrics.bypassed(),
+            never_pushed: trusted_proxies
+                .iter()
+                .chain(&policy.allow)
+                .copied()
+                .chain(policy.bypass.cidrs.iter())
+                .collect(),
+            limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User))
+                || !policy.bypass.key_ids.is_empty(),
             policy,
             loaded_at,
         }
@@ -58,5 +83,22 @@ impl Active {
 
     pub fn share(self) -> SharedActive {
         Arc::new(ArcSwap::from_pointee(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn what_is_never_limited_is_never_pushed_to_the_kernel() {
+        let policy = "allow = [\"192.0.2.0/28\"]\n[[bypass]]\ncidr = \"203.0.113.0/24\"\n";
+        let policy = Policy::parse(Path::new("/policy.toml"), policy).unwrap();
+        let proxies = ["10.0.0.0/8".parse().unwrap()];
+        let active = Active::derive(policy, &proxies, &Metrics::new(), UnixMicros::new(0));
+        let expected = ["10.0.0.0/8", "192.0.2.0/28", "203.0.113.0/24"].map(|prefix| prefix.parse().unwrap());
+        assert_eq!(active.never_pushed, expected);
     }
 }

@@ -146,7 +146,13 @@ impl Agent {
             clock: Arc::clone(&clock),
             changed,
         };
-        let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone(), top: Arc::clone(&top) });
+        let admin_state = Arc::new(Admin {
+            metrics,
+            status,
+            dataplane: dataplane.clone(),
+            top: Arc::clone(&top),
+            counters: Arc::clone(&counters),
+        });
         let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host, top, mend_error: None };
         Ok(Self { http, admin, admin_state, keeper, reloader, push, events, sync })
     }

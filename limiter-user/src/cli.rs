@@ -5,6 +5,7 @@ mod check;
 mod client;
 mod doctor;
 pub mod keys;
+mod policy;
 mod run;
 mod status;
 mod top;
@@ -67,6 +68,8 @@ pub enum Command {
     Unallow(PrefixArgs),
     /// Make and list API keys.
     Keys(KeysArgs),
+    /// Compare policies.
+    Policy(PolicyArgs),
     /// Detach the XDP program and remove everything that is pinned; stop the agent first.
     Unpin(UnpinArgs),
 }
@@ -140,6 +143,9 @@ pub struct CheckArgs {
     pub method: String,
     #[arg(long, default_value = "/")]
     pub path: String,
+    /// An attribute that rules count by; can be given several times.
+    #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = attribute)]
+    pub attributes: Vec<(String, String)>,
     /// How much of each limit the request takes.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub cost: u64,
@@ -188,6 +194,32 @@ pub enum KeysCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub struct PolicyArgs {
+    #[command(subcommand)]
+    pub command: PolicyCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Show what a file would change in the configured policy, and for how many clients that the running agent knows;
+    /// ends with 0 whether anything differs or not.
+    Diff(PolicyDiffArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct PolicyDiffArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// The policy file that would be put in force.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print JSON: {differs, compared_with, agent, changes}.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct KeysAddArgs {
     #[command(flatten)]
     pub config: ConfigArg,
@@ -206,6 +238,9 @@ impl Cli {
             Command::Validate(arguments) => validate::run(&arguments),
             Command::Doctor(arguments) => doctor::run(&arguments),
             Command::Keys(arguments) => keys::run(&arguments),
+            Command::Policy(PolicyArgs { command: PolicyCommand::Diff(arguments) }) => {
+                finish(ask(policy::diff(&arguments)))
+            }
             Command::Run(arguments) => finish(run::run(&arguments)),
             Command::Unpin(arguments) => finish(unpin::unpin(&arguments)),
             Command::Status(arguments) => finish(ask(status::status(&arguments))),
@@ -227,6 +262,11 @@ impl Cli {
             exit_of(&error)
         })
     }
+}
+
+fn attribute(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("is not NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 fn change(action: AclAction, arguments: acl::Change) -> Exit {
@@ -306,6 +346,7 @@ mod tests {
             "limiter top --once --json --rows 5",
             "limiter check --key K --path /x",
             "limiter check --ip 192.0.2.1 --method POST --path /x --cost 5 --peek",
+            "limiter check --ip 192.0.2.1 --attribute tenant=x --attribute region=a=b",
             "limiter block 192.0.2.0/24 --for 10m",
             "limiter block 192.0.2.1",
             "limiter allow 2001:db8::/32",
@@ -314,6 +355,8 @@ mod tests {
             "limiter keys add --client c_1 --plan free",
             "limiter keys add --plan free --config F",
             "limiter keys list",
+            "limiter policy diff F",
+            "limiter policy diff F --config G --json",
             "limiter unpin",
             "limiter unpin --force",
         ] {
@@ -332,6 +375,8 @@ mod tests {
             ("limiter run --help", Exit::Ok),
             ("limiter", Exit::Usage),
             ("limiter keys", Exit::Usage),
+            ("limiter policy", Exit::Usage),
+            ("limiter policy diff", Exit::Usage),
             ("limiter fly", Exit::Usage),
             ("limiter run --fast", Exit::Usage),
             ("limiter block", Exit::Usage),
@@ -340,6 +385,7 @@ mod tests {
             ("limiter block 192.0.2.1 --for 0s", Exit::Usage),
             ("limiter check --path /x", Exit::Usage),
             ("limiter check --key K --cost 0", Exit::Usage),
+            ("limiter check --key K --attribute tenant", Exit::Usage),
             ("limiter top --rows 0", Exit::Usage),
         ] {
             assert_eq!(parse(line).err(), Some(exit), "{line}");

@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
 use limiter_common::addr::SrcPrefixes;
-pub use select::{Caller, Request, Subject};
+pub use select::{Attribute, Caller, Request, Subject};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 pub use turns::Turn;
@@ -71,6 +71,13 @@ impl Limiter {
     pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
         let active = self.active.load();
         let now = self.clock.now();
+        if let Some(kind) = select::bypass(&active.policy.bypass, request, scratch) {
+            if request.charge == Charge::Commit {
+                active.bypassed.count(kind);
+            }
+            let decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
+            return Decision { bypass: Some(kind), ..decision };
+        }
         let touched = self.touched(&active, request, scratch);
         if touched.cells.is_empty() {
             return Decision::without_rule(request.subject.is_unauthenticated(), now);
@@ -92,19 +99,10 @@ impl Limiter {
     fn touched(&self, active: &Active, request: &Request<'_>, scratch: &mut Scratch) -> Touched {
         let policy = &active.policy;
         let plan = request.subject.plan(&policy.plans);
-        let mut endpoints: SmallVec<[usize; 8]> =
-            policy.endpoints.matches(request.method, request.path, scratch).into();
-        for (method, path) in request.also {
-            for endpoint in policy.endpoints.matches(method, path, scratch) {
-                if !endpoints.contains(endpoint) {
-                    endpoints.push(*endpoint);
-                }
-            }
-        }
-        let named = endpoints.iter().flat_map(|&endpoint| &active.by_endpoint[endpoint]);
+        let matches = select::matches(&policy.endpoints, request, scratch);
         let mut touched = Touched::default();
-        for &index in active.always.iter().chain(named) {
-            if let Some(cell) = select::cell(&policy.rules[index], request, plan, self.prefixes) {
+        for index in select::rules(active, &matches) {
+            if let Some(cell) = select::cell(policy, &policy.rules[index], request, plan, self.prefixes) {
                 touched.cells.push(cell);
                 touched.rules.push(index);
             }

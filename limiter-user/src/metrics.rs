@@ -28,6 +28,7 @@ use limiter_common::{
 use crate::{
     dataplane::MapUsage,
     limiter::Kind,
+    policy::BypassKind,
     store::{
         memory::MemoryStats,
         redis::CallStats,
@@ -48,6 +49,11 @@ struct CheckLabels {
 struct PushLabels {
     reason: &'static str,
     result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BypassLabels {
+    kind: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -92,6 +98,7 @@ impl ReloadResult {
 pub struct Metrics {
     registry: Registry,
     checks: Family<CheckLabels, Counter>,
+    bypassed: Family<BypassLabels, Counter>,
     check_duration: Histogram,
     pushes: Family<PushLabels, Counter>,
     policy_reloads: Family<ReloadLabels, Counter>,
@@ -124,6 +131,16 @@ impl RuleMetrics {
 
     pub fn shadow_denied(&self) -> u64 {
         self.shadow_denied.get()
+    }
+}
+
+/// Counters of requests that a bypass lets through, by [`BypassKind`].
+#[derive(Clone, Debug)]
+pub struct BypassMetrics([Counter; BypassKind::ALL.len()]);
+
+impl BypassMetrics {
+    pub fn count(&self, kind: BypassKind) {
+        self.0[kind as usize].inc();
     }
 }
 
@@ -174,6 +191,8 @@ impl Metrics {
             // Present from the start, so that the first failure is an increase.
             drop(policy_reloads.get_or_create(&ReloadLabels { result: result.as_str() }));
         }
+        let bypassed = Family::<BypassLabels, Counter>::default();
+        registry.register("bypassed", "Requests that no limit applied to, by what lets them through", bypassed.clone());
         let held_answers = Gauge::default();
         let help = "Requests that wait for their turn in a leaky bucket";
         registry.register("held_answers", help, held_answers.clone());
@@ -192,6 +211,7 @@ impl Metrics {
         Self {
             registry,
             checks,
+            bypassed,
             check_duration,
             pushes,
             policy_reloads,
@@ -209,6 +229,13 @@ impl Metrics {
         let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str())).collect();
         let decisions = decisions.try_into().unwrap_or_else(|_| unreachable!("one a kind"));
         RuleMetrics { decisions, shadow_denied: counter("shadow_denied") }
+    }
+
+    /// The counters of bypassed requests, present from the start.
+    pub fn bypassed(&self) -> BypassMetrics {
+        let counter = |kind: &BypassKind| self.bypassed.get_or_create(&BypassLabels { kind: kind.as_str() }).clone();
+        let counters = BypassKind::ALL.iter().map(counter).collect::<Vec<_>>();
+        BypassMetrics(counters.try_into().unwrap_or_else(|_| unreachable!("one a kind")))
     }
 
     pub fn decided_without_rule(&self, kind: Kind) {

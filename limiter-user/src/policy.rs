@@ -2,16 +2,28 @@
 //!
 //! `policy/raw.rs` reads the file, `policy/compile.rs` makes this of it, `policy/endpoints.rs` matches paths.
 
+mod bypass;
 mod compile;
+pub mod difference;
 pub mod endpoints;
+mod prefix_set;
 mod raw;
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+    sync::Arc,
+};
 
+use foldhash::fast::RandomState;
 use ipnet::IpNet;
 use limiter_common::{quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
 
-pub use self::endpoints::{Endpoints, Scratch};
+pub use self::{
+    bypass::{Bypass, BypassKind},
+    endpoints::{Endpoints, Match, Scratch},
+    prefix_set::PrefixSet,
+};
 use crate::{
     config::{self, ConfigErrors},
     store::Algorithm,
@@ -26,6 +38,12 @@ pub struct Policy {
     pub endpoints: Endpoints,
     /// Names of the declared plans.
     pub plans: Vec<Arc<str>>,
+    /// By index, the plan that each inherits from.
+    pub plan_parents: Vec<Option<usize>>,
+    /// Attributes of requests that rules count by; [`Scope::Attribute`] names them by index.
+    pub attributes: Vec<Arc<str>>,
+    /// Requests that no rule limits. What `allow` has are packets.
+    pub bypass: Bypass,
     pub packet_rules: Vec<PacketRuleSpec>,
     pub allow: Vec<IpNet>,
     pub deny: Vec<IpNet>,
@@ -59,9 +77,12 @@ pub enum Scope {
     Ip,
     /// Everybody.
     Global,
+    /// One value of an attribute that the request is given with; the index is that in [`Policy::attributes`].
+    Attribute(u16),
 }
 
 impl Scope {
+    /// Those that have no name of the operator's.
     pub const ALL: &[Self] = &[Self::User, Self::Key, Self::Ip, Self::Global];
 
     /// The name in policy files and in the names of counters.
@@ -71,8 +92,23 @@ impl Scope {
             Self::Key => "key",
             Self::Ip => "ip",
             Self::Global => "global",
+            Self::Attribute(_) => "attribute",
         }
     }
+}
+
+/// Which of the rules whose endpoint groups match apply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Matching {
+    /// This one, whatever else does.
+    #[default]
+    All,
+    /// This one, unless another one that says so too, of the same scope, has a more specific endpoint.
+    MostSpecific,
+}
+
+impl Matching {
+    pub const ALL: &[(&'static str, Self)] = &[("all", Self::All), ("most_specific", Self::MostSpecific)];
 }
 
 /// "unlimited" is a word, never 0.
@@ -101,19 +137,28 @@ pub struct Rule {
     pub scope: Scope,
     /// Index of the endpoint group that it applies to; `None` applies to every request.
     pub endpoint: Option<usize>,
+    pub matching: Matching,
     pub window_us: u64,
     pub burst_factor: BurstFactor,
     /// Limit of clients whose plan is not in `plans`, and of requests without a plan.
     pub limit: Limit,
-    /// Limits by plan, by index in [`Policy::plans`].
+    /// Limits by plan, by index in [`Policy::plans`], inherited ones included.
     pub plans: BTreeMap<usize, Limit>,
+    /// Limits of single clients, which come before those of plans.
+    pub overrides: HashMap<Arc<str>, Limit, RandomState>,
     /// Multiplies the request's own cost; at least 1.
     pub cost: u64,
     pub mode: EnforcementMode,
 }
 
 impl Rule {
-    pub fn limit_for(&self, plan: Option<usize>) -> Limit {
+    pub fn limit_for(&self, client: Option<&str>, plan: Option<usize>) -> Limit {
+        // Most rules have none, and then the client is not hashed.
+        if !self.overrides.is_empty()
+            && let Some(limit) = client.and_then(|client| self.overrides.get(client))
+        {
+            return *limit;
+        }
         plan.and_then(|plan| self.plans.get(&plan)).copied().unwrap_or(self.limit)
     }
 }

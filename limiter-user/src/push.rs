@@ -74,14 +74,14 @@ impl PushWorker {
     pub async fn run(mut self, dataplane: Arc<dyn Dataplane>, clock: Arc<dyn Clock>, shutdown: CancellationToken) {
         let mut active = self.active.load_full();
         // An earlier agent may have pushed by another policy.
-        lift_stale(&*dataplane, None, &active.policy);
+        lift_stale(&*dataplane, None, &active.policy, &self.policy);
         loop {
             let denial = tokio::select! {
                 denial = self.queue.recv() => denial,
                 () = self.changed.notified() => {
                     let before = std::mem::replace(&mut active, self.active.load_full());
                     self.policy.renew(active.never_pushed.clone());
-                    lift_stale(&*dataplane, Some(&before.policy), &active.policy);
+                    lift_stale(&*dataplane, Some(&before.policy), &active.policy, &self.policy);
                     continue;
                 }
                 () = shutdown.cancelled() => None,
@@ -112,16 +112,19 @@ impl PushWorker {
     }
 }
 
-/// Takes back what was pushed for a rule that does not hold any more, or not as it was.
-fn lift_stale(dataplane: &dyn Dataplane, before: Option<&Policy>, policy: &Policy) {
+/// Takes back what was pushed for a rule that does not hold any more, or not as it was, and for a source that is exempt
+/// by now.
+fn lift_stale(dataplane: &dyn Dataplane, before: Option<&Policy>, policy: &Policy, push: &PushPolicy) {
     let rules = policy.rules.iter().filter(|rule| rule.mode == EnforcementMode::Enforce);
     let rules = rules.filter(|rule| before.is_none_or(|before| before.rules.contains(rule)));
     let holding: HashSet<&str> = rules.map(|rule| &*rule.id).collect();
     for budget in dataplane.budgets() {
-        let Some(rule) = budget.rule.as_deref().filter(|rule| !holding.contains(rule)) else { continue };
-        match dataplane.remove_budget(budget.source.addr()) {
+        let source = budget.source.addr();
+        let is_stale = |rule: &&str| !holding.contains(rule) || push.is_exempt(source);
+        let Some(rule) = budget.rule.as_deref().filter(is_stale) else { continue };
+        match dataplane.remove_budget(source) {
             Ok(_) => {
-                tracing::debug!(target: "limiter::dataplane", src = %budget.source, rule, "lifted: the rule changed")
+                tracing::debug!(target: "limiter::dataplane", src = %budget.source, rule, "lifted: the policy changed")
             }
             Err(error) => tracing::warn!(target: "limiter::dataplane", rule, %error, "lifting a block failed"),
         }

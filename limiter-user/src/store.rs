@@ -26,21 +26,25 @@ pub enum Identity {
     /// Cut to the configured prefix.
     Ip(IpAddr),
     Global,
+    /// `NAME:VALUE` of an attribute; its name has no colon.
+    Attribute(Arc<str>),
 }
 
 impl Identity {
-    pub const fn scope(&self) -> Scope {
+    /// As in [`Scope::as_str`].
+    pub const fn scope_name(&self) -> &'static str {
         match self {
-            Self::User(_) => Scope::User,
-            Self::Key(_) => Scope::Key,
-            Self::Ip(_) => Scope::Ip,
-            Self::Global => Scope::Global,
+            Self::User(_) => Scope::User.as_str(),
+            Self::Key(_) => Scope::Key.as_str(),
+            Self::Ip(_) => Scope::Ip.as_str(),
+            Self::Global => Scope::Global.as_str(),
+            Self::Attribute(_) => "attribute",
         }
     }
 }
 
 /// Keyed hash of an API key: what logs, counters and Redis see of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ApiKeyId(pub [u8; 16]);
 
 /// One counter: a rule and an identity. Cloning costs two reference counts at most.

@@ -256,6 +256,13 @@ fn a_block_ends_with_its_rule_and_its_prefix_can_be_exempted() {
         (other() == 429 && budgets[0]["prefix"] == "192.0.3.1/32").then_some(())
     });
     assert_eq!(agent.status()["xdp"]["budgets"].as_array().map(Vec::len), Some(1), "and the exempt one never was");
+    // The rule stays as it is, and its denials are of no account any more.
+    agent.reload(&format!("[[bypass]]\ncidr = \"192.0.3.0/24\"\n{}", per_address(1)));
+    until("a bypass lets go", WAIT, || {
+        (agent.status()["xdp"]["budgets"].as_array().is_some_and(Vec::is_empty)).then_some(())
+    });
+    assert!((0..20).map(|_| other()).all(|status| status == 200));
+    assert_eq!(agent.status()["xdp"]["budgets"], serde_json::json!([]));
 }
 
 fn packets(status: &Value, verdict: &str, reason: &str) -> u64 {

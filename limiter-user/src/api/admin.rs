@@ -1,6 +1,6 @@
 //! The admin API: health, metrics, status, and the calls behind the command line.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::task::spawn_blocking;
 
-use crate::{dataplane::Dataplane, metrics::Metrics, status::StatusSource, top::Top};
+use crate::{dataplane::Dataplane, metrics::Metrics, status::StatusSource, store::memory::MemoryStore, top::Top};
+
+/// How many counters each rule has in memory.
+pub const COUNTERS_ROUTE: &str = "/v1/counters";
 
 /// What the admin API acts on.
 #[derive(Debug)]
@@ -24,6 +27,7 @@ pub struct Admin {
     /// `None` when the agent runs without XDP.
     pub dataplane: Option<Arc<dyn Dataplane>>,
     pub top: Arc<Top>,
+    pub counters: Arc<MemoryStore>,
 }
 
 /// What `/v1/top` is asked.
@@ -77,7 +81,8 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/v1/status", get(status))
-        .route("/v1/top", get(top));
+        .route("/v1/top", get(top))
+        .route(COUNTERS_ROUTE, get(counters));
     let router = AclAction::ALL.iter().fold(router, |router, &action| {
         router.route(action.path(), post(move |state, change| change_acl(action, state, change)))
     });
@@ -106,6 +111,18 @@ async fn status(State(admin): State<Arc<Admin>>) -> Response {
 async fn top(State(admin): State<Arc<Admin>>, Query(query): Query<TopQuery>) -> Response {
     match admin.top.read(admin.dataplane.as_deref(), query.rows) {
         Ok(report) => Json(report).into_response(),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+async fn counters(State(admin): State<Arc<Admin>>) -> Response {
+    // There may be millions of them.
+    match spawn_blocking(move || admin.counters.count_by_rule()).await {
+        Ok(counters) => {
+            let counters: BTreeMap<String, u64> =
+                counters.into_iter().map(|(rule, count)| (rule.to_string(), count)).collect();
+            Json(counters).into_response()
+        }
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
 }

@@ -62,8 +62,15 @@ pub async fn check(
     let pairs: SmallVec<[(&str, &str); 4]> = pairs.collect();
     let (method, path) = pairs[0];
     let subject = gate.subject_of_headers(&headers, peer);
-    let mut decision =
-        gate.decide(&Request { subject: &subject, method, path, also: &pairs[1..], cost: 1, charge: Charge::Commit });
+    let mut decision = gate.decide(&Request {
+        subject: &subject,
+        method,
+        path,
+        also: &pairs[1..],
+        attributes: &[],
+        cost: 1,
+        charge: Charge::Commit,
+    });
     let mut response = body::response(&decision, &headers, deny_status);
     hold::until(decision.turn.take(), gate.metrics(), &mut response);
     response

@@ -1,6 +1,6 @@
 //! `POST /v1/decide`: the check for programs, single and in batches.
 
-use std::{borrow::Cow, cmp::Ordering, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use axum::{
     Extension,
@@ -13,12 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{body, gate::Gate, headers, hold, serve::Peer};
 use crate::{
-    limiter::{Caller, Decision, Kind, Request, Subject},
+    limiter::{Attribute, Caller, Decision, Kind, Request, Subject},
     store::Charge,
 };
 
 /// Most requests in a batch.
 const MAX_BATCH: usize = 1000;
+/// Most attributes of a request.
+const MAX_ATTRIBUTES: usize = 16;
 /// Longest user name, in bytes.
 const MAX_USER: usize = 256;
 
@@ -38,6 +40,8 @@ struct Question {
     cost: i128,
     #[serde(default)]
     peek: bool,
+    #[serde(default)]
+    attributes: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -115,7 +119,10 @@ fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
     }
 }
 
-fn understand(gate: &Gate, question: serde_json::Value) -> Result<Question, String> {
+/// A question, and what its attributes mean.
+type Understood = (Question, Vec<Attribute>);
+
+fn understand(gate: &Gate, question: serde_json::Value) -> Result<Understood, String> {
     let question: Question = serde_json::from_value(question).map_err(|error| error.to_string())?;
     if question.api_key.is_some() && question.user.is_some() {
         return Err("api_key and user are both given: an API key stands for its user".into());
@@ -131,10 +138,15 @@ fn understand(gate: &Gate, question: serde_json::Value) -> Result<Question, Stri
     {
         return Err(format!("the policy has no plan \"{plan}\""));
     }
-    Ok(question)
+    if question.attributes.len() > MAX_ATTRIBUTES {
+        return Err(format!("the request has {} attributes: give at most {MAX_ATTRIBUTES}", question.attributes.len()));
+    }
+    let attributes = question.attributes.iter().map(|(name, value)| Attribute::new(name, value));
+    let attributes = attributes.collect::<Result<_, _>>()?;
+    Ok((question, attributes))
 }
 
-fn ask(gate: &Gate, peer: Peer, question: &Question) -> Decision {
+fn ask(gate: &Gate, peer: Peer, (question, attributes): &Understood) -> Decision {
     let caller = match (&question.api_key, &question.user) {
         (Some(api_key), _) => gate.caller_of_key(api_key),
         (None, Some(user)) => {
@@ -153,6 +165,7 @@ fn ask(gate: &Gate, peer: Peer, question: &Question) -> Decision {
         method: &question.method,
         path: &question.path,
         also: &[],
+        attributes,
         // A cost of 0 asks what a request would be told, so it is decided as the smallest one.
         cost: u64::try_from(question.cost.unsigned_abs()).unwrap_or(u64::MAX).max(1),
         charge,
@@ -170,6 +183,7 @@ impl<'a> From<&'a Decision> for Reply<'a> {
             reset_at: answer.map(headers::reset_epoch_seconds),
             retry_after_ms: answer.and_then(|answer| answer.retry_after_us).map(|wait_us| wait_us.div_ceil(1000)),
             reason: Cow::Borrowed(match (decision.kind, answer) {
+                (Kind::Allowed, None) if decision.bypass.is_some() => "bypass",
                 (Kind::Allowed, Some(_)) => "allowed",
                 (Kind::Allowed, None) => "no_rule",
                 (Kind::Denied, _) => "rate_limit_exceeded",

@@ -79,6 +79,7 @@ mod tests {
             }),
             shadow: Default::default(),
             address_denial: None,
+            bypass: None,
             turn: None,
         }
     }

@@ -9,6 +9,8 @@ use crate::api::decide::Reply;
 
 pub(super) async fn check(arguments: &CheckArgs) -> Result<()> {
     let config = arguments.config.load()?;
+    let attributes: Map<String, Value> =
+        arguments.attributes.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     let fields = [
         ("api_key", json!(arguments.key)),
         ("user", json!(arguments.user)),
@@ -18,6 +20,7 @@ pub(super) async fn check(arguments: &CheckArgs) -> Result<()> {
         ("path", json!(arguments.path)),
         ("cost", json!(arguments.cost)),
         ("peek", json!(arguments.peek)),
+        ("attributes", json!(attributes)),
     ];
     let given = fields.into_iter().filter(|(_, value)| !value.is_null());
     let body: Map<String, Value> = given.map(|(name, value)| (name.to_owned(), value)).collect();

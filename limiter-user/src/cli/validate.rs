@@ -1,12 +1,12 @@
 //! `limiter validate`, and the check that it shares with the start of the agent.
 
-use std::path::Path;
+use std::{collections::HashSet, path::Path};
 
 use super::{ConfigArg, report, say, warn};
 use crate::{
     config::{Config, ConfigErrors, Environment, IdentityKind},
     exit::Exit,
-    identity::{KeyStore, KeyWatch},
+    identity::{KeyStore, KeyWatch, api_key::id_to_hex},
     policy::{Policy, Scope},
     watch::FileWatch,
 };
@@ -50,7 +50,7 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     }
     match (configuration.config, policy, keys) {
         (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
-            let notes = notes(&config, &policy);
+            let notes = notes(&config, &policy, &keys);
             Ok(Checked { config, environment, policy, policy_watch, keys, watch, notes })
         }
         _ => Err(errors),
@@ -65,12 +65,24 @@ fn check_scopes(config: &Config, policy: &Policy) -> ConfigErrors {
             let message = format!("the rule \"{}\" limits API keys, and identity.order has no \"api_key\"", rule.id);
             errors.extend(ConfigErrors::of_file(&config.policy.file, "rules.scope", message, false));
         }
+        if !policy.bypass.key_ids.is_empty() {
+            let message = "names API keys, and identity.order has no \"api_key\"";
+            errors.extend(ConfigErrors::of_file(&config.policy.file, "bypass.key_id", message, false));
+        }
     }
     errors
 }
 
-fn notes(config: &Config, policy: &Policy) -> Vec<String> {
+fn notes(config: &Config, policy: &Policy, keys: &KeyStore) -> Vec<String> {
     let mut notes = Vec::new();
+    let known: HashSet<_> = keys.entries().iter().map(|entry| entry.id).collect();
+    for id in policy.bypass.key_ids.iter().filter(|id| !known.contains(id)) {
+        notes.push(format!(
+            "bypass names the API key {}, which {} does not have",
+            id_to_hex(*id),
+            config.identity.key_file.display()
+        ));
+    }
     let of_packets = policy.packet_rules.len() + policy.allow.len() + policy.deny.len();
     if config.xdp.interfaces.is_empty() && of_packets > 0 {
         notes.push(format!(

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Request, Touched, Turn};
 use crate::{
     metrics::RuleMetrics,
-    policy::{Rule, Scope},
+    policy::{BypassKind, Rule, Scope},
     store::{CellOutcome, Charge},
 };
 
@@ -49,6 +49,8 @@ pub struct Decision {
     pub shadow: SmallVec<[Arc<str>; 2]>,
     /// The denial of the address itself that lasts longest.
     pub address_denial: Option<AddressDenial>,
+    /// Why no rule was asked.
+    pub bypass: Option<BypassKind>,
     /// To be waited for before the answer is given.
     pub turn: Option<Turn>,
 }
@@ -82,7 +84,7 @@ impl Decision {
 
     pub(super) fn without_rule(unauthenticated: bool, now: UnixMicros) -> Self {
         let kind = if unauthenticated { Kind::Unauthenticated } else { Kind::Allowed };
-        Self { kind, now, answer: None, shadow: SmallVec::new(), address_denial: None, turn: None }
+        Self { kind, now, answer: None, shadow: SmallVec::new(), address_denial: None, bypass: None, turn: None }
     }
 }
 

@@ -1,10 +1,12 @@
 //! Second stage of reading a policy: what the fields mean, with every name resolved.
 
+mod bypass;
+mod limits;
+mod packet;
 mod shape;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    fmt::Display,
+    collections::{HashMap, HashSet},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -12,24 +14,23 @@ use std::{
 
 use ipnet::IpNet;
 use limiter_common::{
-    bucket::Bucket,
-    quota::{Quota, QuotaError, Rate},
     rule::EnforcementMode,
     schema::{MAX_ACL_PREFIXES, MAX_RULE_PREFIXES},
     sliding_window::BurstFactor,
     stats::RULE_SLOTS,
 };
 
-use self::shape::Shape;
+use self::{
+    limits::{Overrides, Plans},
+    shape::Shape,
+};
 use super::{
-    Endpoints, Limit, PacketRuleSpec, Policy, Rule, Scope,
+    Endpoints, Matching, Policy, PrefixSet, Rule, Scope,
     endpoints::Pattern,
-    raw::{RawEndpoint, RawPacketLimit, RawPacketRule, RawPlan, RawPolicy, RawRule},
+    raw::{RawEndpoint, RawPacketRule, RawPolicy, RawRule},
 };
 use crate::config::{
-    ConfigErrors, Context, Environment, Place, Table, Value, identifier, nearest,
-    prefix::prefix,
-    units::{self, Counted, RateSetting, UNLIMITED},
+    ConfigErrors, Context, Environment, Place, Table, Value, identifier, nearest, prefix::prefix, units,
 };
 
 /// Rules of both kinds share the slots of the kernel's counters.
@@ -39,12 +40,6 @@ const MAX_CEILING: u64 = 1 << 53;
 /// Below, the clocks of hosts and the sync interval blur the window; above, a counter is a yearly quota and more.
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 3600);
-/// An Ethernet frame of 1500 bytes with its header: a smaller burst of bytes would never let it pass.
-const MIN_BYTE_BURST: u64 = 1514;
-/// Least burst of bytes where none is given: receive offloads merge packets up to this size before a program in generic
-/// mode sees them.
-const DEFAULT_BYTE_BURST: u64 = 65_536;
-
 pub(super) fn compile(path: &Path, text: &str) -> Result<Policy, ConfigErrors> {
     let context = Context::new(path, text, Environment::default());
     let document = context.parse(text)?;
@@ -55,18 +50,22 @@ pub(super) fn compile(path: &Path, text: &str) -> Result<Policy, ConfigErrors> {
 
 fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let (allow, deny) = (acl(raw.allow.as_ref()), acl(raw.deny.as_ref()));
-    let allowed = Allowed::new(allow.iter().map(|prefix| prefix.cidr));
+    let allowed: PrefixSet = allow.iter().map(|prefix| prefix.cidr).collect();
     check_deny(&allowed, &deny);
-    let plans = raw.plans.as_ref().map(plans).unwrap_or_default();
+    let plans = raw.plans.as_ref().map(Plans::read).unwrap_or_default();
+    let overrides = Overrides::read(raw.overrides.as_ref());
     let (endpoints, endpoint_names) = endpoints(raw.endpoints.as_ref());
     let mut ids = Names::new("a rule");
-    let names = RuleNames { endpoints: &endpoint_names, plans: &plans };
+    let mut names =
+        RuleNames { endpoints: &endpoint_names, plans: &plans, overrides: &overrides, attributes: Vec::new() };
     let rules = tables(raw.rules.as_ref()).map(RawRule::read);
-    let rules: Vec<_> = rules.filter_map(|raw| rule(&raw, &names, &mut ids)).collect();
+    let rules: Vec<_> = rules.filter_map(|raw| rule(&raw, &mut names, &mut ids)).collect();
+    let attributes = names.attributes;
+    overrides.check(&ids.all());
     let mut cidrs = HashMap::new();
     let packet_rules = tables(raw.packet_rules.as_ref()).map(RawPacketRule::read);
     let packet_rules: Vec<_> =
-        packet_rules.filter_map(|raw| packet_rule(&raw, &mut ids, &mut cidrs, &allowed)).collect();
+        packet_rules.filter_map(|raw| packet::packet_rule(&raw, &mut ids, &mut cidrs, &allowed)).collect();
     if rules.len() + packet_rules.len() > MAX_RULES
         && let Some(value) = raw.packet_rules.as_ref().or(raw.rules.as_ref())
     {
@@ -77,7 +76,19 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
         check_capacity(value, packet_rules.iter().flat_map(|rule| rule.cidrs.iter().copied()), MAX_RULE_PREFIXES);
     }
     let prefixes = |acl: Vec<AclPrefix<'_>>| acl.into_iter().map(|prefix| prefix.cidr).collect();
-    Policy { rules, endpoints, plans, packet_rules, allow: prefixes(allow), deny: prefixes(deny) }
+    let bypass = bypass::bypass(raw.bypass.as_ref());
+    let Plans { names: plans, parents: plan_parents } = plans;
+    Policy {
+        rules,
+        endpoints,
+        plans,
+        plan_parents,
+        attributes,
+        bypass,
+        packet_rules,
+        allow: prefixes(allow),
+        deny: prefixes(deny),
+    }
 }
 
 /// Names that may be given once.
@@ -101,11 +112,32 @@ impl Names {
     }
 }
 
+impl Names {
+    /// The names so far, in order.
+    fn all(&self) -> Vec<Arc<str>> {
+        let mut names: Vec<Arc<str>> = self.taken.iter().map(|name| name.as_str().into()).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
 fn required<'v, 'd>(value: Option<&'v Value<'d>>, place: &Place<'_>, field: &str) -> Option<&'v Value<'d>> {
     if value.is_none() {
         place.error_in(field, "is missing");
     }
     value
+}
+
+/// A value that stands for itself, or those of a list. `nothing` is the mistake of an empty one.
+fn one_or_more<'d>(value: &Value<'d>, expected: &str, nothing: &str) -> Option<Vec<Value<'d>>> {
+    if value.as_str().is_some() {
+        return Some(vec![value.clone()]);
+    }
+    let elements = value.list_or(expected)?;
+    if elements.is_empty() {
+        value.error(nothing);
+    }
+    Some(elements)
 }
 
 fn tables<'d>(value: Option<&Value<'d>>) -> impl Iterator<Item = Table<'d>> {
@@ -147,51 +179,12 @@ fn check_capacity(value: &Value<'_>, prefixes: impl Iterator<Item = IpNet>, capa
 }
 
 /// Allow wins, so a deny prefix within an allowed one would never act.
-fn check_deny(allowed: &Allowed, deny: &[AclPrefix<'_>]) {
+fn check_deny(allowed: &PrefixSet, deny: &[AclPrefix<'_>]) {
     for AclPrefix { value, cidr } in deny {
         if let Some(around) = allowed.around(*cidr) {
             value.error(format_args!("{cidr} would never be denied: allow has {around}, and allow wins"));
         }
     }
-}
-
-/// Allow prefixes, to be found by what they contain.
-struct Allowed {
-    prefixes: HashSet<IpNet>,
-    /// The lengths that any of them has, the longest first: there are few, and a search need not try others.
-    lengths: Vec<u8>,
-}
-
-impl Allowed {
-    fn new(prefixes: impl Iterator<Item = IpNet>) -> Self {
-        let prefixes: HashSet<_> = prefixes.collect();
-        let lengths: BTreeSet<u8> = prefixes.iter().map(IpNet::prefix_len).collect();
-        Self { prefixes, lengths: lengths.into_iter().rev().collect() }
-    }
-
-    /// The longest that contains all of `cidr`.
-    fn around(&self, cidr: IpNet) -> Option<IpNet> {
-        let lengths = self.lengths.iter().filter(|len| **len <= cidr.prefix_len());
-        let wider = lengths.filter_map(|len| Some(IpNet::new(cidr.addr(), *len).ok()?.trunc()));
-        wider.into_iter().find(|net| self.prefixes.contains(net))
-    }
-}
-
-fn plans(value: &Value<'_>) -> Vec<Arc<str>> {
-    let mut names = Vec::new();
-    for (name, plan) in value.table().map(Table::named).unwrap_or_default() {
-        if let Err(error) = identifier(name) {
-            plan.error(error);
-        }
-        if let Some(table) = plan.table() {
-            let raw = RawPlan::read(table);
-            if let Some(description) = &raw.description {
-                description.text("text");
-            }
-        }
-        names.push(name.into());
-    }
-    names
 }
 
 /// Names of the groups; `None` for one whose name could not be read.
@@ -221,9 +214,12 @@ fn endpoints(value: Option<&Value<'_>>) -> (Endpoints, Vec<Arc<str>>) {
 }
 
 /// What rules can name.
-struct RuleNames<'a> {
+struct RuleNames<'a, 'd> {
     endpoints: &'a [Arc<str>],
-    plans: &'a [Arc<str>],
+    plans: &'a Plans,
+    overrides: &'a Overrides<'d>,
+    /// Attributes that rules have named so far.
+    attributes: Vec<Arc<str>>,
 }
 
 /// Index of a name, or a mistake that says what the known ones are.
@@ -251,9 +247,9 @@ fn mode(value: Option<&Value<'_>>) -> EnforcementMode {
 }
 
 /// `None` when the rule cannot stand; the mistakes are in the context.
-fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rule> {
+fn rule(raw: &RawRule<'_>, names: &mut RuleNames<'_, '_>, ids: &mut Names) -> Option<Rule> {
     let id = ids.take(raw.id.as_ref(), &raw.place, "id");
-    let scope = required(raw.scope.as_ref(), &raw.place, "scope").and_then(scope);
+    let scope = required(raw.scope.as_ref(), &raw.place, "scope").and_then(|value| scope(value, &mut names.attributes));
     let endpoint = raw.endpoint.as_ref().and_then(|value| {
         let name = value.text("the name of an endpoint group")?;
         index_of(name, names.endpoints, "endpoint group", |message| value.error(message))
@@ -266,26 +262,51 @@ fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rul
     }
     let shape = Shape::read(raw, window);
     let cost = raw.cost.as_ref().and_then(|value| value.within(1..=MAX_CEILING)).unwrap_or(1);
-    let (limit, plans) = limits(raw, names, &shape, cost)?;
+    let limits = limits::limits(raw, names.plans, names.overrides, &shape, cost)?;
+    let matching = raw.r#match.as_ref().and_then(|value| value.one_of(Matching::ALL)).unwrap_or_default();
     Some(Rule {
         id: id?,
         scope: scope?,
         endpoint,
+        matching,
         window_us: window?,
         burst_factor: shape.burst_factor,
-        limit,
-        plans,
+        limit: limits.own,
+        plans: limits.plans,
+        overrides: limits.clients,
         cost,
         mode: mode(raw.mode.as_ref()),
     })
 }
 
-fn scope(value: &Value<'_>) -> Option<Scope> {
+/// Most attributes that rules can name.
+const MAX_ATTRIBUTES: usize = 64;
+
+fn scope(value: &Value<'_>, attributes: &mut Vec<Arc<str>>) -> Option<Scope> {
+    if let Some(name) = value.as_str().and_then(|text| text.strip_prefix("attribute:")) {
+        return attribute(value, name, attributes);
+    }
     if value.is_later(&["session"]) {
         return None;
     }
     let words: Vec<_> = Scope::ALL.iter().map(|scope| (scope.as_str(), *scope)).collect();
     value.one_of(&words)
+}
+
+fn attribute(value: &Value<'_>, name: &str, attributes: &mut Vec<Arc<str>>) -> Option<Scope> {
+    if let Err(error) = identifier(name) {
+        value.error(format_args!("the name of the attribute {error}"));
+        return None;
+    }
+    let known = attributes.iter().position(|known| **known == *name);
+    let index = known.unwrap_or_else(|| {
+        attributes.push(name.into());
+        attributes.len() - 1
+    });
+    if index >= MAX_ATTRIBUTES {
+        value.error(format_args!("rules name more than {MAX_ATTRIBUTES} attributes"));
+    }
+    u16::try_from(index).ok().map(Scope::Attribute)
 }
 
 fn window_us(value: &Value<'_>) -> Option<u64> {
@@ -310,199 +331,4 @@ fn burst_factor(value: &Value<'_>) -> Option<BurstFactor> {
         value.error("is not a number from 1 to 1000 with at most three decimals");
     }
     factor
-}
-
-/// The rule's own limit and those by plan.
-fn limits(
-    raw: &RawRule<'_>,
-    names: &RuleNames<'_>,
-    shape: &Shape,
-    cost: u64,
-) -> Option<(Limit, BTreeMap<usize, Limit>)> {
-    let own = raw.limit.as_ref().map(|value| limit(value, shape, cost));
-    let mut plans = BTreeMap::new();
-    let mut is_whole = !matches!(own, Some(None));
-    for (name, value) in raw.plans.as_ref().and_then(Value::table).map(Table::named).unwrap_or_default() {
-        let plan = index_of(name, names.plans, "plan", |message| value.error(message));
-        match (plan, limit(&value, shape, cost)) {
-            (Some(plan), Some(limit)) => drop(plans.insert(plan, limit)),
-            (None, _) | (_, None) => is_whole = false,
-        }
-    }
-    if !is_whole {
-        return None;
-    }
-    if let Some(Some(own)) = own {
-        return Some((own, plans));
-    }
-    let missing = names.plans.iter().enumerate().filter(|(index, _)| !plans.contains_key(index));
-    let missing: Vec<&str> = missing.map(|(_, name)| &**name).collect();
-    // Requests without a plan get the strictest limit that any plan has.
-    let strictest = plans.values().copied().min_by_key(|limit| match limit {
-        // Of queues of one length, the one that moves most slowly.
-        Limit::Limited(algorithm) => {
-            let interval_ns = algorithm.bucket().map_or(0, Bucket::interval_ns);
-            (false, algorithm.ceiling(), u64::MAX - interval_ns)
-        }
-        Limit::Unlimited => (true, 0, 0),
-    });
-    match strictest {
-        Some(strictest) if missing.is_empty() => Some((strictest, plans)),
-        Some(_) => {
-            let missing = missing.join(", ");
-            raw.place.error_in("plans", format_args!("has no limit for {missing}: add it, or a limit for all others"));
-            None
-        }
-        None => {
-            raw.place.error_in("limit", "is missing, and there are no plans with limits either");
-            None
-        }
-    }
-}
-
-fn limit(value: &Value<'_>, shape: &Shape, cost: u64) -> Option<Limit> {
-    if value.as_str() == Some(UNLIMITED) {
-        return Some(Limit::Unlimited);
-    }
-    if !value.is_integer() {
-        value.error("is neither a whole number nor \"unlimited\"");
-        return None;
-    }
-    let limit = value.unsigned()?;
-    if limit == 0 {
-        value.error("limit is 0: use \"unlimited\" or remove the entry");
-        return None;
-    }
-    let Some(most) = shape.burst_factor.ceiling(limit).filter(|ceiling| *ceiling <= MAX_CEILING) else {
-        value.error(format_args!("times the burst factor it is above 2^53 ({MAX_CEILING}): use \"unlimited\""));
-        return None;
-    };
-    // Where the window is a mistake already, there is no rule to make.
-    let Some(window_us) = shape.window_us else { return Some(Limit::Unlimited) };
-    match shape.algorithm(limit, window_us, most) {
-        Ok(algorithm) if cost > algorithm.ceiling() => {
-            let most = algorithm.ceiling();
-            value.error(format_args!("no request could ever pass: each costs {cost}, and the most is {most}"));
-            None
-        }
-        Ok(algorithm) => Some(Limit::Limited(algorithm)),
-        Err(error) => {
-            value.error(error);
-            None
-        }
-    }
-}
-
-fn packet_rule(
-    raw: &RawPacketRule<'_>,
-    ids: &mut Names,
-    cidrs: &mut HashMap<IpNet, Arc<str>>,
-    allowed: &Allowed,
-) -> Option<PacketRuleSpec> {
-    let id = ids.take(raw.id.as_ref(), &raw.place, "id");
-    let own = required(raw.cidr.as_ref(), &raw.place, "cidr").and_then(|value| {
-        let prefixes = one_or_more(value)?;
-        let own = prefixes.iter().filter_map(|value| packet_rule_prefix(value, id.as_ref(), cidrs, allowed));
-        let own: Vec<_> = own.collect();
-        (!own.is_empty()).then_some(own)
-    });
-    let limits =
-        [(&raw.packets, Counted::Events), (&raw.bytes, Counted::Bytes), (&raw.new_connections, Counted::Events)];
-    if limits.iter().all(|(limit, _)| limit.is_none()) {
-        raw.place.error("limits nothing: give packets, bytes or new_connections, or say \"unlimited\"");
-    }
-    let [packets, bytes, new_connections] =
-        limits.map(|(limit, counted)| limit.as_ref().and_then(|limit| packet_limit(limit, counted)));
-    Some(PacketRuleSpec { id: id?, cidrs: own?, packets, bytes, new_connections, mode: mode(raw.mode.as_ref()) })
-}
-
-/// A value that stands for itself, or those of a list.
-fn one_or_more<'d>(value: &Value<'d>) -> Option<Vec<Value<'d>>> {
-    if value.as_str().is_some() {
-        return Some(vec![value.clone()]);
-    }
-    let elements = value.list_or("a prefix, or a list of prefixes")?;
-    if elements.is_empty() {
-        value.error("is empty, so nothing would ever be limited: name a prefix, or remove the rule");
-    }
-    Some(elements)
-}
-
-fn packet_rule_prefix(
-    value: &Value<'_>,
-    id: Option<&Arc<str>>,
-    cidrs: &mut HashMap<IpNet, Arc<str>>,
-    allowed: &Allowed,
-) -> Option<IpNet> {
-    let cidr = value.parsed("a prefix", prefix)?;
-    if let Some(id) = id
-        && let Some(other) = cidrs.insert(cidr, Arc::clone(id))
-    {
-        if other == *id {
-            value.error(format_args!("{cidr} is named twice"));
-        } else {
-            value.error(format_args!("the packet rules \"{other}\" and \"{id}\" both have the prefix {cidr}"));
-        }
-    }
-    if let Some(around) = allowed.around(cidr) {
-        value.error(format_args!("{cidr} would never be limited: allow has {around}, and allow wins"));
-    }
-    Some(cidr)
-}
-
-/// `None` for "unlimited", and for a mistake.
-fn packet_limit(value: &Value<'_>, counted: Counted) -> Option<Quota> {
-    if value.as_str() == Some(UNLIMITED) {
-        return None;
-    }
-    let raw = RawPacketLimit::read(value.table()?);
-    let rate = required(raw.rate.as_ref(), &raw.place, "rate")
-        .and_then(|rate| rate.parsed("a rate such as \"100/s\"", |text| units::rate(text, counted)));
-    let burst = raw.burst.as_ref().map(|burst| packet_burst(burst, counted));
-    match (rate?, burst) {
-        (RateSetting::Unlimited, Some(_)) => {
-            raw.place.error_in("burst", "has no meaning where the rate is \"unlimited\"");
-            None
-        }
-        (RateSetting::Unlimited, None) => None,
-        (RateSetting::Rate(_), Some(None)) => None,
-        (RateSetting::Rate(rate), Some(Some(burst))) => checked(Quota { rate, burst }, &raw.place),
-        (RateSetting::Rate(rate), None) => checked(Quota { rate, burst: default_burst(rate, counted) }, &raw.place),
-    }
-}
-
-/// What a second brings, and at least one packet of any size.
-fn default_burst(rate: Rate, counted: Counted) -> u64 {
-    let second = u128::from(rate.count) * 1_000_000_000 / u128::from(rate.per_ns);
-    let least = match counted {
-        Counted::Events => 1,
-        Counted::Bytes => DEFAULT_BYTE_BURST,
-    };
-    u64::try_from(second).unwrap_or(u64::MAX).max(least)
-}
-
-fn packet_burst(value: &Value<'_>, counted: Counted) -> Option<u64> {
-    let burst = match counted {
-        Counted::Bytes if !value.is_integer() => value.parsed("a size such as \"64KiB\"", units::size)?,
-        Counted::Bytes | Counted::Events => value.unsigned()?,
-    };
-    if burst == 0 {
-        value.error(QuotaError::ZeroBurst);
-        return None;
-    }
-    if counted == Counted::Bytes && burst < MIN_BYTE_BURST {
-        value.error(format_args!("{burst} bytes never let a packet of full size pass: use at least {MIN_BYTE_BURST}"));
-        return None;
-    }
-    Some(burst)
-}
-
-fn checked(quota: Quota, place: &Place<'_>) -> Option<Quota> {
-    let mistake = |field: &str, error: &dyn Display| place.error_in(field, error);
-    match quota.params() {
-        Ok(_) => return Some(quota),
-        Err(error @ (QuotaError::ZeroRate | QuotaError::TooFast)) => mistake("rate", &error),
-        Err(error @ (QuotaError::ZeroBurst | QuotaError::TooSlow)) => mistake("burst", &error),
-    }
-    None
 }

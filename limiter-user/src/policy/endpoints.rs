@@ -18,6 +18,13 @@
 //! (`;v=1`) are part of their segment. A path of more than [`MAX_PATH_LEN`] bytes belongs to every group that has its
 //! method: no server that the limits are for would answer it, and it must not be a way around them.
 //!
+//! # Which is more specific
+//!
+//! Of two patterns that match a path, compared by segment from the left, the first difference decides: a segment exactly is
+//! more specific than one by its beginning, a longer beginning than a shorter one, any beginning than `*`, that than the
+//! end of the pattern, and that than `**`. So `/a/b` comes before `/a/v*`, `/a/*`, `/a/**` and `/**`, and `/a` before
+//! `/a/**`. Of equal paths the one that names methods is more specific. Each reading of an ambiguous path is looked at alone.
+//!
 //! # Cost
 //!
 //! Patterns are a trie by segment, walked with the set of all nodes that the path may be at: the number of patterns does
@@ -90,6 +97,17 @@ impl Pattern {
         Ok(Self { methods: Self::methods(methods)?, steps: Self::steps(text, path)? })
     }
 
+    /// Orders patterns that match the same path.
+    fn specificity(&self) -> (Vec<(u8, usize)>, bool) {
+        let steps = self.steps.iter().map(|step| match step {
+            Step::Exact(_) => (4, 0),
+            Step::Prefix(prefix) => (3, prefix.len()),
+            Step::One => (2, 0),
+            Step::Rest => (0, 0),
+        });
+        (steps.chain([(1, 0)]).collect(), !self.methods.is_empty())
+    }
+
     fn methods(text: &str) -> Result<Vec<Box<str>>, PatternError> {
         if text == "*" {
             return Ok(Vec::new());
@@ -132,6 +150,50 @@ impl Pattern {
     }
 }
 
+/// As it is written in a policy, in one form: equal texts are equal patterns.
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.methods.is_empty() {
+            write!(f, "{} ", self.methods.join(","))?;
+        }
+        if self.steps.is_empty() {
+            return f.write_str("/");
+        }
+        let mut steps = &self.steps[..];
+        while let [step, rest @ ..] = steps {
+            f.write_str("/")?;
+            steps = rest;
+            match step {
+                Step::Exact(name) => write_encoded(f, name)?,
+                Step::Prefix(prefix) => {
+                    write_encoded(f, prefix)?;
+                    f.write_str("*")?;
+                }
+                Step::One => {
+                    f.write_str("*")?;
+                    // At the end, "*" is one or more.
+                    if rest == [Step::Rest] {
+                        return Ok(());
+                    }
+                }
+                Step::Rest => f.write_str("**")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_encoded(f: &mut fmt::Formatter<'_>, segment: &[u8]) -> fmt::Result {
+    for &byte in segment {
+        if byte.is_ascii_graphic() && !b"/%*?#".contains(&byte) {
+            write!(f, "{}", char::from(byte))?;
+        } else {
+            write!(f, "%{byte:02X}")?;
+        }
+    }
+    Ok(())
+}
+
 fn decoded(segment: &str) -> Box<[u8]> {
     let mut rest = segment.as_bytes();
     let mut bytes = Vec::with_capacity(rest.len());
@@ -169,6 +231,8 @@ struct Group {
     name: Arc<str>,
     /// Methods of all its patterns.
     methods: u64,
+    /// In the form that [`Pattern`] is shown in.
+    patterns: Vec<Box<str>>,
 }
 
 #[derive(Clone, Default)]
@@ -190,6 +254,26 @@ struct Node {
 struct End {
     methods: u64,
     group: usize,
+    rank: u32,
+}
+
+/// A group that a request belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Match {
+    pub group: usize,
+    /// Number of the reading of the path that matches.
+    pub reading: u8,
+    /// How specific the pattern is that matches, from 1.
+    pub rank: u32,
+}
+
+/// Groups of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'s> {
+    /// In the order of the groups.
+    pub matches: &'s [Match],
+    /// A bit for each reading that was looked at, whether anything matched or not.
+    pub readings: u8,
 }
 
 impl fmt::Debug for Endpoints {
@@ -209,7 +293,7 @@ pub struct Scratch {
     /// By node, the round in which it was last reached.
     reached: Vec<u32>,
     round: u32,
-    matches: Vec<usize>,
+    matches: Vec<Match>,
 }
 
 /// How a path is read where servers differ.
@@ -218,6 +302,12 @@ struct Reading {
     encoded_slash_separates: bool,
     /// `..` takes back an empty segment, as RFC 3986 says; else empty segments are gone before.
     empty_segments_count: bool,
+}
+
+impl Reading {
+    const fn number(self) -> u8 {
+        self.encoded_slash_separates as u8 | (self.empty_segments_count as u8) << 1
+    }
 }
 
 /// What a path has that servers read differently.
@@ -232,13 +322,19 @@ impl Endpoints {
     /// Groups by name with their patterns; a group's index is its place here.
     pub fn new(groups: Vec<(Arc<str>, Vec<Pattern>)>) -> Result<Self, PatternError> {
         let mut endpoints = Self { nodes: vec![Node::default()], ..Self::default() };
+        let mut ranks: Vec<_> = groups.iter().flat_map(|(_, patterns)| patterns).map(Pattern::specificity).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
         for (index, (name, patterns)) in groups.into_iter().enumerate() {
-            endpoints.groups.push(Group { name, methods: 0 });
+            let texts = patterns.iter().map(|pattern| pattern.to_string().into()).collect();
+            endpoints.groups.push(Group { name, methods: 0, patterns: texts });
             for pattern in patterns {
                 let methods = endpoints.method_bits(&pattern.methods)?;
                 endpoints.groups[index].methods |= methods;
+                let rank = ranks.binary_search(&pattern.specificity()).unwrap_or(0) + 1;
+                let rank = u32::try_from(rank).unwrap_or(u32::MAX);
                 let end = pattern.steps.into_iter().fold(0, |node, step| endpoints.child(node, step));
-                endpoints.nodes[end as usize].ends.push(End { methods, group: index });
+                endpoints.nodes[end as usize].ends.push(End { methods, group: index, rank });
             }
         }
         Ok(endpoints)
@@ -295,37 +391,76 @@ impl Endpoints {
         self.groups.get(index).map(|group| &group.name)
     }
 
-    /// Indices of all groups that the request belongs to, ascending. `path` may be a whole request target. Methods are
-    /// compared without regard to case; `HEAD` is not `GET`.
-    pub fn matches<'s>(&self, method: &str, path: impl AsRef<[u8]>, scratch: &'s mut Scratch) -> &'s [usize] {
-        scratch.matches.clear();
-        if self.groups.is_empty() {
-            return &scratch.matches;
+    /// The groups by name, with their patterns in one form.
+    pub fn groups(&self) -> impl Iterator<Item = (&Arc<str>, &[Box<str>])> {
+        self.groups.iter().map(|group| (&group.name, &*group.patterns))
+    }
+
+    /// Whether a pattern matches whatever server reads the path. Unlike with [`Self::find`], what could be read otherwise
+    /// is not covered: dot segments, an encoded slash, dot or percent sign, backslashes, parameters, control characters.
+    pub fn covers(&self, method: &str, path: impl AsRef<[u8]>, scratch: &mut Scratch) -> bool {
+        let path = path_of(path.as_ref());
+        if self.groups.is_empty() || path.len() > MAX_PATH_LEN || !is_plain(path) {
+            return false;
         }
+        scratch.matches.clear();
+        let reading = Reading { encoded_slash_separates: false, empty_segments_count: false };
+        self.walk(path, reading, self.bits_of(method), scratch);
+        !scratch.matches.is_empty()
+    }
+
+    /// Bits of a request's method.
+    fn bits_of(&self, method: &str) -> u64 {
         let known = self.methods.iter().position(|known| known.eq_ignore_ascii_case(method));
-        let methods = ANY_METHOD | known.map_or(0, |index| 1 << index);
+        ANY_METHOD | known.map_or(0, |index| 1 << index)
+    }
+
+    /// All groups that the request belongs to. `path` may be a whole request target. Methods are compared without regard
+    /// to case; `HEAD` is not `GET`.
+    pub fn find<'s>(&self, method: &str, path: impl AsRef<[u8]>, scratch: &'s mut Scratch) -> Found<'s> {
+        scratch.matches.clear();
+        let mut reading = Reading { encoded_slash_separates: false, empty_segments_count: false };
+        let mut readings = 1 << reading.number();
+        if self.groups.is_empty() {
+            return Found { matches: &scratch.matches, readings };
+        }
+        let methods = self.bits_of(method);
         let path = path_of(path.as_ref());
         if path.len() > MAX_PATH_LEN {
             let with_method = |(_, group): &(usize, &Group)| group.methods & methods != 0;
-            scratch.matches.extend(self.groups.iter().enumerate().filter(with_method).map(|(index, _)| index));
-            return &scratch.matches;
+            let groups = self.groups.iter().enumerate().filter(with_method);
+            // None is more specific than another.
+            scratch.matches.extend(groups.map(|(group, _)| Match { group, reading: 0, rank: u32::MAX }));
+            return Found { matches: &scratch.matches, readings };
         }
-        let mut reading = Reading { encoded_slash_separates: false, empty_segments_count: false };
-        let seen = self.walk(path, reading, methods, scratch);
+        let mut walk = |reading: Reading| {
+            readings |= 1 << reading.number();
+            self.walk(path, reading, methods, scratch)
+        };
+        let seen = walk(reading);
         if seen.encoded_slash {
             reading.encoded_slash_separates = true;
-            let seen = self.walk(path, reading, methods, scratch);
+            let seen = walk(reading);
             if seen.empty_segment && seen.dot_dot {
                 reading.empty_segments_count = true;
-                self.walk(path, reading, methods, scratch);
+                walk(reading);
             }
         }
         if seen.empty_segment && seen.dot_dot {
-            self.walk(path, Reading { encoded_slash_separates: false, empty_segments_count: true }, methods, scratch);
+            walk(Reading { encoded_slash_separates: false, empty_segments_count: true });
         }
-        scratch.matches.sort_unstable();
-        scratch.matches.dedup();
-        &scratch.matches
+        // Of the patterns of a group that match in one reading, the most specific.
+        scratch.matches.sort_unstable_by_key(|found| (found.group, found.reading, u32::MAX - found.rank));
+        scratch.matches.dedup_by_key(|found| (found.group, found.reading));
+        Found { matches: &scratch.matches, readings }
+    }
+
+    /// The groups that the request belongs to, each once.
+    #[cfg(test)]
+    pub(super) fn matches(&self, method: &str, path: impl AsRef<[u8]>, scratch: &mut Scratch) -> Vec<usize> {
+        let mut groups: Vec<usize> = self.find(method, path, scratch).matches.iter().map(|found| found.group).collect();
+        groups.dedup();
+        groups
     }
 
     /// Adds the groups of one reading of the path.
@@ -365,7 +500,8 @@ impl Endpoints {
         }
         for &index in at.iter() {
             let ends = self.nodes[index as usize].ends.iter();
-            matches.extend(ends.filter(|end| end.methods & methods != 0).map(|end| end.group));
+            let ends = ends.filter(|end| end.methods & methods != 0);
+            matches.extend(ends.map(|end| Match { group: end.group, reading: reading.number(), rank: end.rank }));
         }
         seen
     }
@@ -407,6 +543,22 @@ fn path_of(target: &[u8]) -> &[u8] {
         }
         Some(_) | None => target,
     }
+}
+
+/// Whether all servers read a path alike.
+fn is_plain(path: &[u8]) -> bool {
+    let has_dots = |segment: &[u8]| matches!(segment, b"." | b"..");
+    if path.split(|byte| *byte == b'/').any(has_dots) {
+        return false;
+    }
+    let mut rest = path;
+    while let Some((byte, encoded, after)) = next_byte(rest) {
+        rest = after;
+        if byte.is_ascii_control() || b";\\".contains(&byte) || (byte == b'%') || (encoded && b"/.".contains(&byte)) {
+            return false;
+        }
+    }
+    true
 }
 
 impl Scratch {
@@ -595,6 +747,59 @@ mod tests {
     }
 
     #[test]
+    fn only_what_every_server_reads_alike_is_covered() {
+        let endpoints = endpoints(&[&["GET /healthz", "/static/**"]]);
+        for (path, expected) in [
+            ("/healthz", true),
+            ("//healthz/?probe=1", true),
+            ("/%68ealthz", true),
+            ("http://example.org/healthz", true),
+            ("/static/a/b", true),
+            ("/static/caf%C3%A9", true),
+            ("/static/%61", true),
+            ("/static/a.b..c/...", true),
+            ("/other", false),
+            ("/api/../healthz", false),
+            ("/./healthz", false),
+            ("/static/../api", false),
+            ("/static/..", false),
+            ("/static/%2e%2e/api", false),
+            ("/static/.%2E/api", false),
+            ("/static/..%2fapi", false),
+            ("/static/..;/api", false),
+            ("/static/a;b", false),
+            ("/static/..\\api", false),
+            ("/static/..%5Capi", false),
+            ("/static/%252e%252e/api", false),
+            ("/static/%", false),
+            ("/static/a%00b", false),
+        ] {
+            assert_eq!(endpoints.covers("GET", path, &mut Scratch::default()), expected, "{path}");
+        }
+        assert!(!endpoints.covers("POST", "/healthz", &mut Scratch::default()));
+        assert!(!endpoints.covers("GET", format!("/static/{}", "x".repeat(MAX_PATH_LEN)), &mut Scratch::default()));
+        assert!(!Endpoints::default().covers("GET", "/", &mut Scratch::default()));
+    }
+
+    #[test]
+    fn equal_patterns_are_shown_alike() {
+        for (text, shown) in [
+            ("/", "/"),
+            ("/login/", "/login"),
+            ("* //a/%62/", "/a/b"),
+            ("get,POST /api/*", "GET,POST /api/*"),
+            ("/a/*/b", "/a/*/b"),
+            ("/a/*/**", "/a/*"),
+            ("/**/**/x", "/**/x"),
+            ("/v%2A*/x%2F%c3%a9", "/v%2A*/x%2F%C3%A9"),
+        ] {
+            let pattern = Pattern::parse(text).unwrap();
+            assert_eq!(pattern.to_string(), shown);
+            assert_eq!(Pattern::parse(shown).unwrap(), pattern, "{text}");
+        }
+    }
+
+    #[test]
     fn a_path_that_is_too_long_belongs_to_every_group_of_its_method() {
         let endpoints = endpoints(&[&["/a"], &["POST /b"], &["GET /c"]]);
         let path = format!("/{}", "x".repeat(MAX_PATH_LEN));
@@ -624,6 +829,70 @@ mod tests {
         let mut scratch = Scratch::default();
         assert_eq!(endpoints.matches("GET", "/api/7777/x", &mut scratch), [7777]);
         assert!(scratch.at.len() <= 2, "at {} nodes at once", scratch.at.len());
+    }
+
+    #[test]
+    fn ten_thousand_groups_are_walked_in_as_many_steps_as_ten() {
+        let nodes = |groups: usize| {
+            let names: Vec<String> = (0..groups).map(|index| format!("/api/{index}/*")).collect();
+            let mut groups: Vec<Vec<&str>> = names.iter().map(|name| vec![name.as_str()]).collect();
+            groups.push(vec!["/api/**", "/**/x"]);
+            let groups: Vec<&[&str]> = groups.iter().map(Vec::as_slice).collect();
+            let endpoints = endpoints(&groups);
+            let mut scratch = Scratch::default();
+            let found = endpoints.find("GET", "/api/7/y/x", &mut scratch).matches.len();
+            // Each node that was looked at, once, and how many could be.
+            (found, scratch.reached.iter().filter(|round| **round > 0).count(), scratch.reached.len())
+        };
+        let (few, many) = (nodes(10), nodes(10_000));
+        assert_eq!((few.0, few.1), (many.0, many.1));
+        assert!(few.0 == 2 && many.1 < 20 && many.2 > 10_000, "{few:?} {many:?}");
+    }
+
+    #[test]
+    fn the_more_specific_pattern_has_the_higher_rank() {
+        // For each path, the patterns that match it, the most specific first.
+        for (path, patterns) in [
+            (
+                "/a/v1",
+                &[
+                    "GET /a/v1",
+                    "/a/v1",
+                    "/a/v1/**",
+                    "/a/v*",
+                    "/a/v*/**",
+                    "/a/*",
+                    "/a/**",
+                    "/*/v1",
+                    "/*",
+                    "/**/v1",
+                    "/**",
+                ][..],
+            ),
+            ("/a", &["/a", "/a/**", "/*", "/**/a", "/**"]),
+            ("/", &["/", "/**"]),
+            ("/a/x/b/c", &["/a/x/b/c", "/a/*/b/c", "/a/*", "/a/**/b/c", "/a/**/b/*", "/a/**/c", "/a/**", "/**"]),
+        ] {
+            for (position, specific) in patterns.iter().enumerate() {
+                for general in &patterns[position + 1..] {
+                    let endpoints = endpoints(&[&[general], &[specific]]);
+                    let mut scratch = Scratch::default();
+                    let found = endpoints.find("GET", path, &mut scratch).matches;
+                    assert_eq!(found.len(), 2, "{path}: {general} and {specific}");
+                    assert!(found[1].rank > found[0].rank, "{path}: {specific} before {general}");
+                }
+            }
+        }
+        // Equally specific, and of one group the most specific pattern.
+        let endpoints = endpoints(&[&["/**", "/a/b"], &["/a/%62"], &["/a/*"]]);
+        let ranks = |path| {
+            let mut scratch = Scratch::default();
+            endpoints.find("GET", path, &mut scratch).matches.iter().map(|found| found.rank).collect::<Vec<_>>()
+        };
+        let [whole, same, star] = ranks("/a/b")[..] else { panic!("three groups") };
+        assert!(whole == same && same > star);
+        let [whole, star] = ranks("/a/c")[..] else { panic!("two groups") };
+        assert!(star > whole);
     }
 
     #[test]

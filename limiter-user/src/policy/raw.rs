@@ -2,14 +2,18 @@
 
 use crate::config::raw_table;
 
-raw_table!(RawPolicy { allow, deny, endpoints, plans, rules, packet_rules; later bypass });
+raw_table!(RawPolicy { allow, deny, endpoints, plans, overrides, rules, bypass, packet_rules });
+
+raw_table!(RawBypass in place { cidr, key_id, path });
 
 raw_table!(RawEndpoint in place { name, r#match });
 
-raw_table!(RawPlan { description });
+raw_table!(RawPlan { description, inherits });
+
+raw_table!(RawOverride in place { client, rule, limit });
 
 raw_table!(RawRule in place {
-    id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, max_delay, cost, precision, mode;
+    id, scope, endpoint, r#match, limit, plans, window, algorithm, burst_factor, burst, max_delay, cost, precision, mode;
     later on_store_failure, region
 });
 

@@ -46,15 +46,18 @@ fn the_example_is_valid() {
         (&*total.id, total.scope, total.endpoint, total.window_us),
         ("client-total", Scope::User, None, 60_000_000)
     );
-    assert_eq!(total.limit_for(Some(free)).ceiling(), Some(100));
-    assert_eq!(total.limit_for(Some(pro)).ceiling(), Some(1000));
+    assert_eq!(total.limit_for(None, Some(free)).ceiling(), Some(100));
+    assert_eq!(total.limit_for(None, Some(pro)).ceiling(), Some(1000));
     // Without a limit of its own the rule holds everybody else to the strictest plan.
-    assert_eq!(total.limit_for(None).ceiling(), Some(100));
+    assert_eq!(total.limit_for(None, None).ceiling(), Some(100));
+    assert_eq!(total.limit_for(None, policy.plan("partner")).ceiling(), Some(1000));
+    assert_eq!(total.limit_for(Some("acme"), Some(free)).ceiling(), Some(5000));
+    assert_eq!((policy.bypass.cidrs.iter().count(), policy.bypass.paths.len()), (1, 1));
 
     assert_eq!((search.scope, search.endpoint, search.mode), (Scope::Key, Some(0), EnforcementMode::Enforce));
-    assert_eq!(search.limit_for(None).ceiling(), Some(25));
-    assert_eq!(search.limit_for(Some(free)).ceiling(), Some(25));
-    assert_eq!(search.limit_for(Some(pro)), Limit::Unlimited);
+    assert_eq!(search.limit_for(None, None).ceiling(), Some(25));
+    assert_eq!(search.limit_for(None, Some(free)).ceiling(), Some(25));
+    assert_eq!(search.limit_for(None, Some(pro)), Limit::Unlimited);
     assert_eq!((login.scope, login.endpoint, login.cost), (Scope::Ip, Some(1), 1));
     let bucket = LeakyBucket::new(2, 1_000_000, 10, 5_000_000).unwrap();
     assert_eq!(export.limit, Limit::Limited(Algorithm::LeakyBucket { bucket, window_us: 1_000_000 }));
@@ -195,7 +198,39 @@ fn bad_policies_are_refused_with_line_and_key() {
     let endpoint = |fields: &str| format!("[[endpoints]]\n{fields}\n");
     for (text, message) in [
         ("alow = []".into(), "1: alow: unknown field: did you mean \"allow\"?"),
-        ("[[bypass]]\npath = \"/\"".into(), "1: bypass: is not available in this version"),
+        // What is never limited.
+        ("[bypass]\npath = \"/\"".into(), "1: bypass: there can be several: write [[bypass]]"),
+        (
+            "[[bypass]]".into(),
+            "1: bypass[0]: an entry has either cidr or key_id or path: write several entries",
+        ),
+        (
+            "[[bypass]]\npath = \"/\"\ncidr = \"::/0\"".into(),
+            "1: bypass[0]: an entry has either cidr or key_id or path: write several entries",
+        ),
+        ("[[bypass]]\nkey_ids = \"k\"\npath = \"/\"".into(), "2: bypass[0].key_ids: unknown field: did you mean \"key_id\"?"),
+        ("[[bypass]]\npath = []".into(), "2: bypass[0].path: is empty, so nothing would be let through"),
+        ("[[bypass]]\npath = 5".into(), "2: bypass[0].path: expected a pattern, or a list of patterns, found an integer"),
+        (
+            "[[bypass]]\npath = [\"/a\", \"GET /b\", \"//a/\"]".into(),
+            "2: bypass[0].path[2]: is named twice",
+        ),
+        (
+            "[[bypass]]\npath = \"healthz\"".into(),
+            "2: bypass[0].path: \"healthz\" has no path: write \"[METHOD ]/PATH\", as in \"GET /api/v1/search/*\"",
+        ),
+        (
+            "[[bypass]]\nkey_id = \"lk_secret\"".into(),
+            "2: bypass[0].key_id: is not 32 hexadecimal digits: \"limiter keys list\" shows the ids of keys",
+        ),
+        (
+            "[[bypass]]\ncidr = \"10.0.0.1/8\"".into(),
+            "2: bypass[0].cidr: 10.0.0.1/8 has bits set beyond its length: did you mean 10.0.0.0/8?",
+        ),
+        (
+            "[[bypass]]\ncidr = \"::/0\"\n[[bypass]]\ncidr = [\"::/0\"]".into(),
+            "4: bypass[1].cidr[0]: is named twice",
+        ),
         ("[rules]\nid = \"r\"".into(), "1: rules: there can be several: write [[rules]]"),
         ("rules = [1]".into(), "1: rules[0]: expected a table, found an integer"),
         (
@@ -216,7 +251,57 @@ fn bad_policies_are_refused_with_line_and_key() {
             "4: packet_rules[0].cidr: 10.1.0.0/16 would never be limited: allow has 10.0.0.0/8, and allow wins",
         ),
         ("[plans.\"a b\"]".into(), "1: plans.a b: \"a b\" is not 1 to 64 of the characters A-Z a-z 0-9 _ . -"),
-        ("[plans.free]\ninherits = \"pro\"".into(), "2: plans.free.inherits: unknown field: known are description"),
+        (
+            "[plans.free]\n[plans.pro]\ninherits = \"fre\"".into(),
+            "3: plans.pro.inherits: there is no plan \"fre\": did you mean \"free\"?",
+        ),
+        ("[plans.free]\ninherits = 5".into(), "2: plans.free.inherits: expected the name of a plan, found an integer"),
+        (
+            "[plans.free]\ninherits = \"free\"".into(),
+            "2: plans.free.inherits: the plan inherits from itself: free -> free",
+        ),
+        (
+            "[plans.x]\ninherits = \"a\"\n[plans.a]\ninherits = \"b\"\n[plans.b]\ninherits = \"c\"\n[plans.c]\n\
+             inherits = \"a\"".into(),
+            "4: plans.a.inherits: the plan inherits from itself: a -> b -> c -> a",
+        ),
+        // Single clients.
+        (format!("{}[[overrides]]\nrule = \"r\"\nlimit = 1", limit("")), "9: overrides[0].client: is missing"),
+        (format!("{}[[overrides]]\nclient = \"c\"\nlimit = 1", limit("")), "9: overrides[0].rule: is missing"),
+        (format!("{}[[overrides]]\nclient = \"c\"\nrule = \"r\"", limit("")), "9: overrides[0].limit: is missing"),
+        (
+            format!("{}[[overrides]]\nclient = \"\"\nrule = \"r\"\nlimit = 1", limit("")),
+            "10: overrides[0].client: a client has 1 to 256 bytes",
+        ),
+        (
+            format!("{}[[overrides]]\nclient = \"c\"\nrule = \"q\"\nlimit = 1", limit("")),
+            "11: overrides[0].rule: there is no rule \"q\": declared are r",
+        ),
+        (
+            format!("{}[[overrides]]\nclient = \"c\"\nrule = \"r\"\nlimit = 0", limit("")),
+            "12: overrides[0].limit: limit is 0: use \"unlimited\" or remove the entry",
+        ),
+        (
+            format!("{}[[overrides]]\nclient = \"c\"\nrule = \"r\"\nlimit = 10001", limit("algorithm = \"sliding_log\"")),
+            "12: overrides[0].limit: sliding_log remembers each admission, 10000 at most: use sliding_window",
+        ),
+        (
+            format!(
+                "{}[[overrides]]\nclient = \"c\"\nrule = \"r\"\nlimit = 2\n[[overrides]]\nclient = \"c\"\nrule = \"r\"\nlimit = 3",
+                limit("")
+            ),
+            "15: overrides[1].rule: the client \"c\" has a limit for \"r\" above already",
+        ),
+        // Attributes and the most specific.
+        (
+            limit("").replace("\"key\"", "\"attribute:\""),
+            "5: rules[0].scope: the name of the attribute \"\" is not 1 to 64 of the characters A-Z a-z 0-9 _ . -",
+        ),
+        (
+            limit("").replace("\"key\"", "\"attribute:a:b\""),
+            "5: rules[0].scope: the name of the attribute \"a:b\" is not 1 to 64 of the characters A-Z a-z 0-9 _ . -",
+        ),
+        (limit("match = \"best\""), "8: rules[0].match: \"best\" is not one of \"all\", \"most_specific\""),
         ("[plans]\nfree = 5".into(), "2: plans.free: expected a table, found an integer"),
         // Endpoint groups.
         (endpoint("match = [\"/\"]"), "1: endpoints[0].name: is missing"),
@@ -445,7 +530,7 @@ fn all_mistakes_are_reported_at_once() {
         "7: rules[0].endpoint: there is no endpoint group \"b\": declared are a",
         "8: rules[0].limit: limit is 0: use \"unlimited\" or remove the entry",
         "9: rules[0].window: \"1x\" is not a duration such as \"50ms\" (us, ms, s, m, h, d)",
-        "10: rules[0].extra: unknown field: known are id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, \
+        "10: rules[0].extra: unknown field: known are id, scope, endpoint, match, limit, plans, window, algorithm, burst_factor, burst, \
          max_delay, cost, precision, mode, on_store_failure, region",
         "12: packet_rules[0].id: \"r\" is the name of a rule above already",
         "13: packet_rules[0].cidr: ::1/64 has bits set beyond its length: did you mean ::/64?",
@@ -485,4 +570,46 @@ fn prefixes_over_the_maps_capacity_are_refused() {
     let list: String = (0..=131_072u32).map(|n| format!("\"{}\",", std::net::Ipv4Addr::from(n))).collect();
     let errors = parse(&format!("deny = [{list}\"::1\"]")).unwrap_err().to_string();
     assert_eq!(errors, format!("{FILE}:1: deny: 131073 IPv4 prefixes: at most 131072 fit"));
+}
+
+#[test]
+fn plans_inherit_what_a_rule_does_not_say_of_them() {
+    // The child before its parent: the order of the file does not matter.
+    let plans =
+        "[plans.enterprise]\ninherits = \"pro\"\n[plans.pro]\ninherits = \"free\"\n[plans.free]\n[plans.other]\n";
+    let rule = |fields: &str| format!("{plans}[[rules]]\nid = \"r\"\nscope = \"key\"\nwindow = \"1s\"\n{fields}");
+    for (fields, [enterprise, pro, free, other, none]) in [
+        ("limit = 7\nplans = { free = 1, pro = 2, enterprise = 3 }", [3, 2, 1, 7, 7]),
+        ("limit = 7\nplans = { free = 1, pro = 2 }", [2, 2, 1, 7, 7]),
+        ("limit = 7\nplans = { free = 1 }", [1, 1, 1, 7, 7]),
+        ("limit = 7\nplans = { free = 1, enterprise = 3 }", [3, 1, 1, 7, 7]),
+        ("limit = 7\nplans = { pro = 2 }", [2, 2, 7, 7, 7]),
+        ("plans = { free = 2, other = 1 }", [2, 2, 2, 1, 1]),
+    ] {
+        let policy = parse(&rule(fields)).expect(fields);
+        let limit = |name: &str| policy.rules[0].limit_for(None, policy.plan(name)).ceiling();
+        let expected = [enterprise, pro, free, other].map(Some);
+        assert_eq!(["enterprise", "pro", "free", "other"].map(limit), expected, "{fields}");
+        assert_eq!(policy.rules[0].limit_for(None, None).ceiling(), Some(none), "{fields}");
+    }
+    let errors = parse(&rule("plans = { free = 2 }")).unwrap_err().to_string();
+    assert!(errors.ends_with("rules[0].plans: has no limit for other: add it, or a limit for all others"), "{errors}");
+}
+
+#[test]
+fn an_override_comes_before_every_plan() {
+    let overrides = "[[overrides]]\nclient = \"acme\"\nrule = \"r\"\nlimit = 500\n[[overrides]]\nclient = \"zero\"\n\
+                     rule = \"r\"\nlimit = \"unlimited\"\n";
+    let policy = parse(&format!("{}{overrides}", rule("limit = 5\nplans = { pro = 9 }\nburst_factor = 2"))).unwrap();
+    let pro = policy.plan("pro");
+    for (client, plan, ceiling) in [
+        (Some("acme"), None, Some(1000)),
+        (Some("acme"), pro, Some(1000)),
+        (Some("zero"), pro, None),
+        (Some("Acme"), pro, Some(18)),
+        (Some("other"), None, Some(10)),
+        (None, pro, Some(18)),
+    ] {
+        assert_eq!(policy.rules[0].limit_for(client, plan).ceiling(), ceiling, "{client:?} {plan:?}");
+    }
 }

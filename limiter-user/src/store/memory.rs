@@ -4,6 +4,7 @@
 //! bounded by `max_counters` whatever clients send.
 
 use std::{
+    collections::BTreeMap,
     hash::{BuildHasher, RandomState},
     sync::Arc,
 };
@@ -242,6 +243,20 @@ impl MemoryStore {
     /// length of the queue.
     pub fn queue_live(&self, now: UnixMicros) -> usize {
         self.shards.iter().map(|shard| shard.lock().queue_live(now.get())).sum()
+    }
+
+    /// How many counters each rule has that have something to say.
+    pub fn count_by_rule(&self) -> BTreeMap<Arc<str>, u64> {
+        let now_us = self.clock.now().get();
+        let mut counts = BTreeMap::new();
+        for shard in &self.shards {
+            let mut from = Some(0);
+            while let Some(begin) = from {
+                // The lock is given back in between, as in a sweep.
+                from = shard.lock().count_by_rule(begin, SWEEP_STEPS, now_us, &mut counts);
+            }
+        }
+        counts
     }
 
     pub fn stats(&self) -> MemoryStats {

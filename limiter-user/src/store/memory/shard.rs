@@ -1,6 +1,9 @@
 //! One part of the counters, behind one lock: a slab, a table of its slots by key, and the slots to be sent.
 
-use std::collections::VecDeque;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use hashbrown::HashTable;
 
@@ -293,6 +296,25 @@ impl Shard {
         if more {
             self.enqueue(slot);
         }
+    }
+
+    /// Counts the counters in at most `steps` slots from `from` on; returns where to go on.
+    pub(super) fn count_by_rule(
+        &self,
+        from: usize,
+        steps: usize,
+        now_us: u64,
+        counts: &mut BTreeMap<Arc<str>, u64>,
+    ) -> Option<usize> {
+        let entries = self.slots.iter().skip(from).take(steps).flatten();
+        for entry in entries.filter(|entry| !entry.counter.is_expired(now_us)) {
+            match counts.get_mut(&entry.key.rule) {
+                Some(count) => *count += 1,
+                None => drop(counts.insert(Arc::clone(&entry.key.rule), 1)),
+            }
+        }
+        let next = from + steps;
+        (next < self.slots.len()).then_some(next)
     }
 
     pub(super) fn add_stats(&self, stats: &mut MemoryStats) {

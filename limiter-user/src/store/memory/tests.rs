@@ -114,6 +114,25 @@ fn sweeps_away_what_has_expired() {
 }
 
 #[test]
+fn counts_by_rule_what_has_not_expired() {
+    let clock = Arc::new(ManualClock::at(T0));
+    let store = MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, 1_000_000);
+    assert_eq!(store.count_by_rule(), BTreeMap::new());
+    // More than one lock is held for at a time.
+    let of = |rule: &str, cell: Cell| Cell { key: CounterKey { rule: rule.into(), ..cell.key }, ..cell };
+    for client in 0..SWEEP_STEPS * 130 {
+        let name = client.to_string();
+        decide(&store, T0, &[of("long", cell(&name, 60_000_000, 10)), of("short", cell(&name, 1_000_000, 10))]);
+    }
+    decide(&store, T0, &[of("one", cell("0", 60_000_000, 10))]);
+    let expected = |counts: &[(&str, u64)]| counts.iter().map(|(rule, count)| (Arc::from(*rule), *count)).collect();
+    let all = u64::try_from(SWEEP_STEPS * 130).unwrap();
+    assert_eq!(store.count_by_rule(), expected(&[("long", all), ("one", 1), ("short", all)]));
+    clock.advance(2_000_000);
+    assert_eq!(store.count_by_rule(), expected(&[("long", all), ("one", 1)]));
+}
+
+#[test]
 fn a_denied_request_and_a_peek_create_no_counter() {
     let store = store(100, true);
     let never = Cell { cost: 5, ..cell("never", 1_000_000, 1) };

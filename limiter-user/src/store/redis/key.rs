@@ -14,7 +14,7 @@ use crate::store::{CounterKey, Identity};
 pub fn redis_key(key: &CounterKey) -> String {
     let mut name = String::with_capacity(64);
     name.push_str("rl:{");
-    name.push_str(key.identity.scope().as_str());
+    name.push_str(key.identity.scope_name());
     name.push(':');
     match &key.identity {
         Identity::User(user) => push_encoded(&mut name, user),
@@ -26,6 +26,13 @@ pub fn redis_key(key: &CounterKey) -> String {
         // Text form; the colons of IPv6 are inside the braces and end nothing.
         Identity::Ip(ip) => push_ip(&mut name, ip),
         Identity::Global => name.push_str("all"),
+        // The name of an attribute needs no encoding, and its value has no colon once it is encoded.
+        Identity::Attribute(attribute) => {
+            let (attribute, value) = attribute.split_once(':').unwrap_or((attribute, ""));
+            push_encoded(&mut name, attribute);
+            name.push(':');
+            push_encoded(&mut name, value);
+        }
     }
     name.push_str("}:");
     push_encoded(&mut name, &key.rule);
@@ -86,6 +93,8 @@ mod tests {
             (Identity::Key(ApiKeyId(key)), "login", "rl:{key:00112233445566778899aabbccddeeff}:login"),
             (Identity::Ip("203.0.113.7".parse().unwrap()), "login", "rl:{ip:203.0.113.7}:login"),
             (Identity::Ip("2001:db8:0:1::".parse().unwrap()), "login", "rl:{ip:2001:db8:0:1::}:login"),
+            (Identity::Attribute("tenant:x".into()), "login", "rl:{attribute:tenant:x}:login"),
+            (Identity::Attribute("tenant:a:b}c".into()), "login", "rl:{attribute:tenant:a%3ab%7dc}:login"),
             (Identity::Global, "login", "rl:{global:all}:login"),
             (Identity::Global, "a:b c", "rl:{global:all}:a%3ab%20c"),
         ] {
@@ -98,6 +107,8 @@ mod tests {
             "[a:{}%0-9\\PC\0]{0,6}".prop_map(|user| Identity::User(user.into())),
             any::<[u8; 16]>().prop_map(|id| Identity::Key(ApiKeyId(id))),
             any::<IpAddr>().prop_map(Identity::Ip),
+            ("[ab.]{1,2}", "[a:{}%0-9\\PC\0]{0,6}")
+                .prop_map(|(name, value)| { Identity::Attribute(format!("{name}:{value}").into()) }),
             Just(Identity::Global),
         ]
     }
@@ -114,7 +125,7 @@ mod tests {
                 prop_assert!(name.bytes().all(|byte| byte.is_ascii_graphic()), "{name}");
                 // The hash tag is what is between the first `{` and the first `}` after it.
                 let tag = name.split_once('{').unwrap().1.split_once('}').unwrap().0;
-                prop_assert!(tag.starts_with(key.identity.scope().as_str()), "{name}");
+                prop_assert!(tag.starts_with(key.identity.scope_name()), "{name}");
                 if let Some(other) = seen.insert(name.clone(), key.clone()) {
                     prop_assert_eq!(other, key, "{}", name);
                 }
