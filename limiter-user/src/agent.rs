@@ -120,7 +120,7 @@ impl Agent {
             None => None,
         };
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
-        let identity = config.identity.clone();
+        let (identity, families) = (config.identity.clone(), config.api.headers);
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
         let has_file = AtomicBool::new(watch.as_ref().is_some_and(KeyWatch::is_in_use));
         let gate = Gate::new(
@@ -132,7 +132,7 @@ impl Agent {
             pusher,
             Arc::clone(&metrics),
         );
-        let gate = Arc::new(gate.observed_by(Arc::clone(&top)));
+        let gate = Arc::new(gate.with_headers(families).observed_by(Arc::clone(&top)));
         let reloader = Reloader {
             config,
             environment,

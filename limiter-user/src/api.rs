@@ -1,5 +1,6 @@
 //! What gateways, operators and monitoring talk to.
 
+pub mod accept;
 pub mod admin;
 pub mod body;
 pub mod check;

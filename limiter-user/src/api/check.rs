@@ -13,7 +13,12 @@ use axum::{
 };
 use smallvec::SmallVec;
 
-use super::{body, gate::Gate, hold, serve::Peer};
+use super::{
+    body::{self, Style},
+    gate::Gate,
+    hold,
+    serve::Peer,
+};
 use crate::{limiter::Request, store::Charge};
 
 pub const ROUTE: &str = "/v1/check";
@@ -64,7 +69,15 @@ pub async fn check(
     let subject = gate.subject_of_headers(&headers, peer);
     let mut decision =
         gate.decide(&Request { subject: &subject, method, path, also: &pairs[1..], cost: 1, charge: Charge::Commit });
-    let mut response = body::response(&decision, &headers, deny_status);
+    let mut response = body::response(
+        &decision,
+        &Style {
+            request_headers: &headers,
+            deny_status,
+            families: gate.header_families(),
+            is_guessing: subject.is_unauthenticated(),
+        },
+    );
     hold::until(decision.turn.take(), gate.metrics(), &mut response);
     response
 }

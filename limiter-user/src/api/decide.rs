@@ -93,7 +93,7 @@ fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
         Questions::Single(question) => {
             let mut decision = ask(gate, peer, &understand(gate, question)?);
             let mut response = json(&Reply::from(&decision));
-            headers::add(&decision, response.headers_mut());
+            headers::add(&decision, gate.header_families(), response.headers_mut());
             hold::until(decision.turn.take(), gate.metrics(), &mut response);
             Ok(response)
         }

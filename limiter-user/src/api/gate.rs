@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::serve::Peer;
 use crate::{
     clock::Stopwatch,
-    config::ConfigErrors,
+    config::{ConfigErrors, HeaderFamilies},
     host::HostAddresses,
     identity::{Arrival, ClientAddress, KeyLookup, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
@@ -44,6 +44,7 @@ pub struct Gate {
     host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
+    header_families: HeaderFamilies,
     /// Who wants to know who asks most.
     top: Option<Arc<Top>>,
 }
@@ -73,7 +74,17 @@ impl Gate {
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { limiter, keys: ArcSwap::from_pointee(keys), key_use, trusted_proxies, host, pusher, metrics, top: None }
+        Self {
+            limiter,
+            keys: ArcSwap::from_pointee(keys),
+            key_use,
+            trusted_proxies,
+            host,
+            pusher,
+            metrics,
+            header_families: HeaderFamilies::default(),
+            top: None,
+        }
     }
 
     /// Shows `top` every request.
@@ -81,6 +92,17 @@ impl Gate {
     pub fn observed_by(mut self, top: Arc<Top>) -> Self {
         self.top = Some(top);
         self
+    }
+
+    /// Has answers carry these headers.
+    #[must_use]
+    pub fn with_headers(mut self, families: HeaderFamilies) -> Self {
+        self.header_families = families;
+        self
+    }
+
+    pub fn header_families(&self) -> HeaderFamilies {
+        self.header_families
     }
 
     pub fn metrics(&self) -> &Metrics {

@@ -296,14 +296,19 @@ impl Endpoints {
     }
 
     /// Indices of all groups that the request belongs to, ascending. `path` may be a whole request target. Methods are
-    /// compared without regard to case; `HEAD` is not `GET`.
+    /// compared without regard to case. `HEAD` belongs to the groups of `GET` as well, since a server answers it by the same
+    /// work: it must not be a way around their limits.
     pub fn matches<'s>(&self, method: &str, path: impl AsRef<[u8]>, scratch: &'s mut Scratch) -> &'s [usize] {
         scratch.matches.clear();
         if self.groups.is_empty() {
             return &scratch.matches;
         }
-        let known = self.methods.iter().position(|known| known.eq_ignore_ascii_case(method));
-        let methods = ANY_METHOD | known.map_or(0, |index| 1 << index);
+        let bit = |method: &str| {
+            let known = self.methods.iter().position(|known| known.eq_ignore_ascii_case(method));
+            known.map_or(0, |index| 1 << index)
+        };
+        let as_get = if method.eq_ignore_ascii_case("HEAD") { bit("GET") } else { 0 };
+        let methods = ANY_METHOD | bit(method) | as_get;
         let path = path_of(path.as_ref());
         if path.len() > MAX_PATH_LEN {
             let with_method = |(_, group): &(usize, &Group)| group.methods & methods != 0;
@@ -572,7 +577,13 @@ mod tests {
             ("GET /x", "GET", true),
             ("GET /x", "get", true),
             ("get /x", "GET", true),
-            ("GET /x", "HEAD", false),
+            ("GET /x", "HEAD", true),
+            ("get /x", "head", true),
+            ("POST /x", "HEAD", false),
+            ("HEAD /x", "GET", false),
+            ("HEAD /x", "HEAD", true),
+            ("GET /x", "OPTIONS", false),
+            ("/x", "OPTIONS", true),
             ("GET,POST /x", "POST", true),
             ("GET,POST /x", "PUT", false),
             ("* /x", "BREW", true),
