@@ -5,13 +5,17 @@
 mod compile;
 pub mod endpoints;
 mod raw;
+pub mod response;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use ipnet::IpNet;
 use limiter_common::{quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
 
-pub use self::endpoints::{Endpoints, Scratch};
+pub use self::{
+    endpoints::{Endpoints, Scratch},
+    response::ResponseTemplate,
+};
 use crate::{
     config::{self, ConfigErrors},
     store::Algorithm,
@@ -110,6 +114,8 @@ pub struct Rule {
     /// Multiplies the request's own cost; at least 1.
     pub cost: u64,
     pub mode: EnforcementMode,
+    /// What gateways are answered when this rule denies; `None` for the usual.
+    pub response: Option<Arc<ResponseTemplate>>,
 }
 
 impl Rule {

@@ -242,3 +242,59 @@ fn options_count_where_a_rule_is_for_every_method() {
         .map(|()| http::request(&setup.http(), "OPTIONS", "/v1/check", &preflight, "").expect("an answer").status);
     assert_eq!(statuses, [200, 200, 429]);
 }
+
+#[test]
+fn a_rule_answers_in_its_own_words() {
+    let policy = [
+        "[responses.page]\nstatus = 503\ncontent_type = \"text/html; charset=utf-8\"\n\
+         body = \"<p>{rule}: {remaining} of {limit}, again in {retry_after_seconds} s, at {reset}</p>\"\n\
+         headers = { Cache-Control = \"no-store\", X-Rule = \"{rule};{limit}\" }\n"
+            .to_owned(),
+        rule("page", "limit = 1\nwindow = \"1h\"\nresponse = \"page\""),
+        rule(
+            "json",
+            "limit = 1\nwindow = \"1h\"\nalgorithm = \"token_bucket\"\n\
+             response = { content_type = \"application/json\", body = '{\"r\":\"{rule}\",\"s\":{retry_after_seconds}}' }",
+        ),
+        rule("status", "limit = 1\nwindow = \"1h\"\nresponse = { status = 420, headers = { X-A = \"b\" } }"),
+        rule("shadow", "limit = 1\nwindow = \"1h\"\nmode = \"shadow\"\nresponse = \"page\""),
+    ];
+    let setup = Setup::new("", &policy.concat());
+    let agent = setup.start();
+    for path in ["/page", "/json", "/status", "/shadow"] {
+        let allowed = ask(&agent, path, &[("Accept", PROBLEM)]);
+        assert_eq!((allowed.status, &*allowed.body, allowed.header("x-rule")), (200, "", None), "{path}");
+    }
+    assert_eq!(ask(&agent, "/shadow", &[]).status, 200, "shadow mode words nothing");
+
+    let page = ask(&agent, "/page", &[("Accept", PROBLEM)]);
+    assert_eq!((page.status, page.header("content-type")), (503, Some("text/html; charset=utf-8")));
+    let (wait, reset) = (number(&page, "retry-after"), number(&page, "x-ratelimit-reset"));
+    assert_eq!(page.body, format!("<p>page: 0 of 1, again in {wait} s, at {reset}</p>"));
+    assert_eq!((page.header("cache-control"), page.header("x-rule")), (Some("no-store"), Some("page;1")));
+    let headers = [CLIENT, ("X-Original-URI", "/page")];
+    let asked = http::get(&setup.http(), "/v1/check?deny_status=403", &headers).expect("an answer");
+    assert_eq!((asked.status, asked.header("x-rule")), (403, Some("page;1")), "{asked:?}");
+    assert!(asked.body.starts_with("<p>page:"), "{asked:?}");
+    let head = http::request(&setup.http(), "HEAD", "/v1/check/page", &[CLIENT], "").expect("an answer");
+    assert_eq!((head.status, head.header("content-type")), (503, Some("text/html; charset=utf-8")));
+
+    let json = ask(&agent, "/json", &[]);
+    assert_eq!((json.status, json.header("content-type")), (429, Some("application/json")));
+    assert_eq!(json.json(), json!({ "r": "json", "s": number(&json, "retry-after") }));
+
+    // Without a body of its own, the usual one with the rule's status.
+    let status = ask(&agent, "/status", &[("Accept", PROBLEM)]);
+    assert_eq!((status.status, status.header("content-type"), status.header("x-a")), (420, Some(PROBLEM), Some("b")));
+    assert_eq!(status.json()["status"], 420);
+
+    // A mistake leaves the old words in force, and says where it is.
+    setup.write("policy.toml", &policy.concat().replace("{remaining}", "{left}"));
+    agent.hang_up();
+    limiter_tests::eventually::until("the policy is refused", limiter_tests::agent::START, || {
+        (agent.reloads("invalid") > 0.0).then_some(())
+    });
+    let error = agent.status()["policy"]["error"].to_string();
+    assert!(error.contains("responses.page.body: {left} is not a placeholder"), "{error}");
+    assert!(ask(&agent, "/page", &[]).body.starts_with("<p>page: 0 of 1"));
+}

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     config::HeaderFamilies,
-    limiter::{Decision, Kind},
+    limiter::{Answer, Decision, Kind},
+    policy::response::{ResponseTemplate, Values},
 };
 
 /// Problem types of draft-ietf-httpapi-ratelimit-headers-10, with their titles.
@@ -63,7 +64,46 @@ pub fn response(decision: &Decision, style: &Style<'_>) -> Response {
     response
 }
 
+/// As the rule that denied words it, else as usual.
 fn refuse(status: StatusCode, decision: &Decision, style: &Style<'_>, error: &str, message: &str) -> Response {
+    let worded = decision.answer.as_ref().and_then(|answer| Some((answer, answer.response.as_deref()?)));
+    let Some((answer, template)) = worded else { return usual(status, decision, style, error, message) };
+    // A gateway that asked for a status knows only that one.
+    let status = style.deny_status.or(template.status).unwrap_or(status);
+    let values = values(answer);
+    let mut response = match &template.body {
+        None => usual(status, decision, style, error, message),
+        Some(body) => {
+            let content_type = [(header::CONTENT_TYPE, body.content_type.clone())];
+            (status, content_type, body.text.filled(&values)).into_response()
+        }
+    };
+    add_headers(template, &values, response.headers_mut());
+    response
+}
+
+fn values(answer: &Answer) -> Values<'_> {
+    Values {
+        rule: &answer.rule,
+        limit: answer.ceiling,
+        remaining: answer.remaining,
+        retry_after_seconds: headers::retry_after_seconds(answer),
+        reset: headers::reset_epoch_seconds(answer),
+    }
+}
+
+fn add_headers(template: &ResponseTemplate, values: &Values<'_>, headers: &mut HeaderMap) {
+    for (name, text) in &template.headers {
+        match HeaderValue::try_from(text.filled(values)) {
+            Ok(value) => {
+                headers.insert(name, value);
+            }
+            Err(error) => tracing::error!(target: "limiter::api", %name, %error, "a header value is not valid"),
+        }
+    }
+}
+
+fn usual(status: StatusCode, decision: &Decision, style: &Style<'_>, error: &str, message: &str) -> Response {
     let retry_after = decision.answer.as_ref().and_then(headers::retry_after_seconds);
     let (kind, mut body) = if accept::prefers_problem(style.request_headers) {
         (PROBLEM_JSON, problem(status, decision, style, error, message))

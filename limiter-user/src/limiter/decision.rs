@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Request, Touched, Turn};
 use crate::{
     metrics::RuleMetrics,
-    policy::{Rule, Scope},
+    policy::{ResponseTemplate, Rule, Scope},
     store::{CellOutcome, Charge},
 };
 
@@ -63,6 +63,8 @@ pub struct Answer {
     pub reset_us: u64,
     /// On a denial that waiting ends.
     pub retry_after_us: Option<u64>,
+    /// How the rule wants its denials answered.
+    pub response: Option<Arc<ResponseTemplate>>,
 }
 
 /// An enforced rule of scope `ip` that denied.
@@ -146,6 +148,7 @@ pub(super) fn conclude(
             Outcome::Denied { retry_after_us } => Some(retry_after_us),
             Outcome::Allowed | Outcome::Never => None,
         },
+        response: if denied { rules[index].response.clone() } else { None },
     });
     decision
 }

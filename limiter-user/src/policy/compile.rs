@@ -1,5 +1,6 @@
 //! Second stage of reading a policy: what the fields mean, with every name resolved.
 
+mod response;
 mod shape;
 
 use std::{
@@ -20,7 +21,7 @@ use limiter_common::{
     stats::RULE_SLOTS,
 };
 
-use self::shape::Shape;
+use self::{response::Responses, shape::Shape};
 use super::{
     Endpoints, Limit, PacketRuleSpec, Policy, Rule, Scope,
     endpoints::Pattern,
@@ -60,7 +61,8 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let plans = raw.plans.as_ref().map(plans).unwrap_or_default();
     let (endpoints, endpoint_names) = endpoints(raw.endpoints.as_ref());
     let mut ids = Names::new("a rule");
-    let names = RuleNames { endpoints: &endpoint_names, plans: &plans };
+    let responses = Responses::read(raw.responses.as_ref());
+    let names = RuleNames { endpoints: &endpoint_names, plans: &plans, responses: &responses };
     let rules = tables(raw.rules.as_ref()).map(RawRule::read);
     let rules: Vec<_> = rules.filter_map(|raw| rule(&raw, &names, &mut ids)).collect();
     let mut cidrs = HashMap::new();
@@ -224,6 +226,7 @@ fn endpoints(value: Option<&Value<'_>>) -> (Endpoints, Vec<Arc<str>>) {
 struct RuleNames<'a> {
     endpoints: &'a [Arc<str>],
     plans: &'a [Arc<str>],
+    responses: &'a Responses,
 }
 
 /// Index of a name, or a mistake that says what the known ones are.
@@ -266,6 +269,7 @@ fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rul
     }
     let shape = Shape::read(raw, window);
     let cost = raw.cost.as_ref().and_then(|value| value.within(1..=MAX_CEILING)).unwrap_or(1);
+    let response = raw.response.as_ref().and_then(|value| names.responses.of_rule(value));
     let (limit, plans) = limits(raw, names, &shape, cost)?;
     Some(Rule {
         id: id?,
@@ -277,6 +281,7 @@ fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rul
         plans,
         cost,
         mode: mode(raw.mode.as_ref()),
+        response,
     })
 }
 

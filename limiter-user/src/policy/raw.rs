@@ -2,16 +2,19 @@
 
 use crate::config::raw_table;
 
-raw_table!(RawPolicy { allow, deny, endpoints, plans, rules, packet_rules; later bypass });
+raw_table!(RawPolicy { allow, deny, endpoints, plans, responses, rules, packet_rules; later bypass });
 
 raw_table!(RawEndpoint in place { name, r#match });
 
 raw_table!(RawPlan { description });
 
 raw_table!(RawRule in place {
-    id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, max_delay, cost, precision, mode;
+    id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, max_delay, cost, precision, mode,
+    response;
     later on_store_failure, region
 });
+
+raw_table!(RawResponse in place { status, content_type, body, headers });
 
 raw_table!(RawPacketRule in place { id, cidr, packets, bytes, new_connections, mode });
 

@@ -446,7 +446,7 @@ fn all_mistakes_are_reported_at_once() {
         "8: rules[0].limit: limit is 0: use \"unlimited\" or remove the entry",
         "9: rules[0].window: \"1x\" is not a duration such as \"50ms\" (us, ms, s, m, h, d)",
         "10: rules[0].extra: unknown field: known are id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, \
-         max_delay, cost, precision, mode, on_store_failure, region",
+         max_delay, cost, precision, mode, response, on_store_failure, region",
         "12: packet_rules[0].id: \"r\" is the name of a rule above already",
         "13: packet_rules[0].cidr: ::1/64 has bits set beyond its length: did you mean ::/64?",
         "14: packet_rules[0].bytes: expected a table, found an integer",
@@ -485,4 +485,77 @@ fn prefixes_over_the_maps_capacity_are_refused() {
     let list: String = (0..=131_072u32).map(|n| format!("\"{}\",", std::net::Ipv4Addr::from(n))).collect();
     let errors = parse(&format!("deny = [{list}\"::1\"]")).unwrap_err().to_string();
     assert_eq!(errors, format!("{FILE}:1: deny: 131073 IPv4 prefixes: at most 131072 fit"));
+}
+
+#[test]
+fn responses_are_named_or_stand_in_the_rule() {
+    let policy = parse(
+        "[responses.page]\nstatus = 503\ncontent_type = \"text/html\"\nbody = \"<p>{retry_after_seconds}</p>\"\n\
+         [[rules]]\nid = \"a\"\nscope = \"ip\"\nlimit = 1\nwindow = \"1s\"\nresponse = \"page\"\n\
+         [[rules]]\nid = \"b\"\nscope = \"ip\"\nlimit = 1\nwindow = \"1s\"\n\
+         response = { headers = { X-Reason = \"{rule}\" } }\n\
+         [[rules]]\nid = \"c\"\nscope = \"ip\"\nlimit = 1\nwindow = \"1s\"\n",
+    )
+    .unwrap();
+    let [page, inline, none] = [0, 1, 2].map(|index| policy.rules[index].response.as_deref());
+    let page = page.unwrap();
+    assert_eq!(page.status.map(|status| status.as_u16()), Some(503));
+    let body = page.body.as_ref().unwrap();
+    assert_eq!(body.content_type, "text/html");
+    assert_eq!(body.text.filled(&response::Values::SAMPLE), "<p>1</p>");
+    let inline = inline.unwrap();
+    assert_eq!((inline.status, &inline.body, inline.headers.len()), (None, &None, 1));
+    assert_eq!(inline.headers[0].1.filled(&response::Values::SAMPLE), "rule");
+    assert_eq!(none, None);
+}
+
+#[test]
+fn wrong_responses_are_refused() {
+    let many: String = (0..33).map(|n| format!("x{n} = \"\", ")).collect();
+    for (fields, message) in [
+        ("response = 5", "8: rules[0].response: expected a table, found an integer"),
+        ("response = \"page\"", "8: rules[0].response: there is no response \"page\": none is declared"),
+        ("response = {}", "8: rules[0].response: changes nothing: give a status, a body or headers"),
+        ("response = { status = 399 }", "8: rules[0].response.status: 399 is outside 400 to 599"),
+        ("response = { status = 600 }", "8: rules[0].response.status: 600 is outside 400 to 599"),
+        ("response = { sttus = 429, body = \"\" }", "unknown field: did you mean \"status\"?"),
+        (
+            "response = { body = \"{name}\" }",
+            "8: rules[0].response.body: {name} is not a placeholder: known are {rule}, ",
+        ),
+        (
+            "response = { content_type = \"application/json\", body = \"{ \\\"a\\\": }\" }",
+            "8: rules[0].response.body: is not JSON when it is filled in",
+        ),
+        (
+            "response = { content_type = \"application/json\", body = \"{retry_after_seconds}0\" }",
+            "8: rules[0].response.body: is not JSON when it is filled in (null0)",
+        ),
+        ("response = { status = 429, content_type = \"text/html\" }", "content_type: says nothing without a body"),
+        ("response = { content_type = \"html\", body = \"\" }", "\"html\" is not a media type such as"),
+        ("response = { content_type = \"text/html\\r\\nX: y\", body = \"\" }", "is not a media type such as"),
+        ("response = { headers = { Retry-After = \"1\" } }", "\"Retry-After\" cannot be set here: the agent sets it"),
+        ("response = { headers = { X-RateLimit-Limit = \"1\" } }", "cannot be set here: see [api.headers]"),
+        ("response = { headers = { Content-Type = \"a/b\" } }", "cannot be set here: give it as content_type"),
+        ("response = { headers = { Content-Length = \"1\" } }", "cannot be set here: it follows from the body"),
+        ("response = { headers = { \"a b\" = \"1\" } }", "\"a b\" cannot be the name of a header"),
+        ("response = { headers = { a = \"1\", A = \"2\" } }", "\"A\" is named twice"),
+        ("response = { headers = { a = \"x\\ny\" } }", "which a header cannot carry"),
+        ("response = { headers = { a = \"{x}\" } }", "{x} is not a placeholder"),
+    ] {
+        let errors = parse(&rule(&format!("limit = 1\n{fields}"))).unwrap_err().to_string();
+        assert!(errors.contains(message) && errors.lines().count() == 1, "{fields}: {errors}");
+    }
+    for (fields, message) in [
+        (format!("response = {{ body = \"{}\" }}", "x".repeat(65_537)), "could become 65537 bytes"),
+        (format!("response = {{ headers = {{ a = \"{}\" }} }}", "{rule}".repeat(65)), "could become 4160 bytes"),
+        (format!("response = {{ headers = {{ {} }} }}", many.trim_end_matches(", ")), "33 headers: at most 32"),
+    ] {
+        let errors = parse(&rule(&format!("limit = 1\n{fields}"))).unwrap_err().to_string();
+        assert!(errors.contains(message), "{errors}");
+    }
+    // A mistake in a response that no rule names is one all the same.
+    let errors = parse("[responses.a]\nstatus = 200\n[responses.\"b c\"]\nstatus = 429\n").unwrap_err().to_string();
+    assert!(errors.contains("2: responses.a.status: 200 is outside 400 to 599"), "{errors}");
+    assert!(errors.contains("\"b c\" is not 1 to 64 of the characters"), "{errors}");
 }
