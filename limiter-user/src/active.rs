@@ -11,6 +11,7 @@ use limiter_common::{rule::EnforcementMode, time::UnixMicros};
 use crate::{
     metrics::{Metrics, RuleMetrics},
     policy::{Policy, Scope},
+    pressure::{Pressure, Tightened},
 };
 
 /// The one pointer.
@@ -25,6 +26,8 @@ pub struct Active {
     pub by_endpoint: Vec<Vec<usize>>,
     /// In the order of the policy's rules.
     pub metrics: Vec<RuleMetrics>,
+    /// What rules that give way to pressure grant at this time; in the order of the policy's rules.
+    pub shares: Vec<Option<Tightened>>,
     /// Trusted proxies and allow prefixes.
     pub never_pushed: Vec<IpNet>,
     /// Whether any rule is about keys or their users.
@@ -33,7 +36,13 @@ pub struct Active {
 }
 
 impl Active {
-    pub fn derive(policy: Policy, trusted_proxies: &[IpNet], metrics: &Metrics, loaded_at: UnixMicros) -> Self {
+    pub fn derive(
+        policy: Policy,
+        trusted_proxies: &[IpNet],
+        metrics: &Metrics,
+        pressure: &Pressure,
+        loaded_at: UnixMicros,
+    ) -> Self {
         let mut always = Vec::new();
         let mut by_endpoint = vec![Vec::new(); policy.endpoints.len()];
         for (index, rule) in policy.rules.iter().enumerate() {
@@ -49,6 +58,7 @@ impl Active {
             always,
             by_endpoint,
             metrics: policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect(),
+            shares: pressure.shares_of(&policy.rules),
             never_pushed: trusted_proxies.iter().chain(&policy.allow).copied().collect(),
             limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User)),
             policy,

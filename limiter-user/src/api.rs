@@ -8,4 +8,5 @@ pub mod decide;
 pub mod gate;
 pub mod headers;
 pub mod hold;
+pub mod pressure;
 pub mod serve;

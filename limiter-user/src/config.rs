@@ -24,7 +24,8 @@ use limiter_common::{addr::SrcPrefixes, schema::DEFAULT_MAX_SOURCES};
 
 pub(crate) use self::document::{Context, LATER, Place, Table, Value, nearest, raw_table};
 use self::raw::{
-    RawApi, RawConfig, RawHeaders, RawIdentity, RawNode, RawPolicySource, RawPush, RawRedis, RawStore, RawXdp,
+    RawApi, RawConfig, RawHeaders, RawIdentity, RawNode, RawPolicySource, RawPressure, RawPush, RawRedis, RawStore,
+    RawXdp,
 };
 pub use self::{
     document::Environment,
@@ -88,6 +89,17 @@ pub struct ApiConfig {
     /// Loopback or a Unix socket.
     pub admin: Listen,
     pub headers: HeaderFamilies,
+    pub pressure: PressureConfig,
+}
+
+/// How reports of load are taken, and how often limits follow them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PressureConfig {
+    /// Whether `X-Limiter-Pressure` of a check counts. Where the gateway does not set it, it is a client's.
+    pub header: bool,
+    pub interval: Duration,
+    /// How long the last report holds.
+    pub expires: Duration,
 }
 
 /// Which rate-limit headers answers carry. `Retry-After` belongs to none and is always there.
@@ -398,7 +410,25 @@ fn api(raw: &RawApi<'_>) -> ApiConfig {
     {
         value.error(format_args!("{address} is not a loopback address: use one, or \"unix:/path\""));
     }
-    ApiConfig { http: read(&raw.http).unwrap_or_else(|| local(7070)), admin, headers: headers(&raw.headers) }
+    ApiConfig {
+        http: read(&raw.http).unwrap_or_else(|| local(7070)),
+        admin,
+        headers: headers(&raw.headers),
+        pressure: pressure(&raw.pressure),
+    }
+}
+
+fn pressure(raw: &RawPressure<'_>) -> PressureConfig {
+    let within = |value: &Option<Value<'_>>, most, default| {
+        let value = value.as_ref().and_then(|value| duration_within(value, Duration::from_millis(100)..=most));
+        value.unwrap_or(default)
+    };
+    let interval = within(&raw.interval, Duration::from_secs(60), Duration::from_secs(1));
+    let expires = within(&raw.expires, Duration::from_secs(3600), Duration::from_secs(10));
+    if expires < interval {
+        raw.place.error_in("expires", format_args!("is {expires:?}, less than the interval of {interval:?}"));
+    }
+    PressureConfig { header: raw.header.as_ref().and_then(Value::boolean).unwrap_or(false), interval, expires }
 }
 
 fn headers(raw: &RawHeaders<'_>) -> HeaderFamilies {

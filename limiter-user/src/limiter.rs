@@ -43,6 +43,8 @@ pub struct Limiter {
 struct Touched {
     cells: SmallVec<[Cell; INLINE_CELLS]>,
     rules: SmallVec<[usize; INLINE_CELLS]>,
+    /// Of the request.
+    plan: Option<usize>,
 }
 
 impl std::fmt::Debug for Limiter {
@@ -102,9 +104,15 @@ impl Limiter {
             }
         }
         let named = endpoints.iter().flat_map(|&endpoint| &active.by_endpoint[endpoint]);
-        let mut touched = Touched::default();
+        let mut touched = Touched { plan, ..Touched::default() };
         for &index in active.always.iter().chain(named) {
-            if let Some(cell) = select::cell(&policy.rules[index], request, plan, self.prefixes) {
+            let rule = &policy.rules[index];
+            if let Some(mut cell) = select::cell(rule, request, plan, self.prefixes) {
+                if let (Some(adaptive), Some(tightened)) = (&rule.adaptive, &active.shares[index]) {
+                    let tightened = cell.algorithm.tightened(adaptive.floor, adaptive.floor_ceiling, tightened.share());
+                    // The floor was tried when the policy was read.
+                    cell.algorithm = tightened.unwrap_or(cell.algorithm);
+                }
                 touched.cells.push(cell);
                 touched.rules.push(index);
             }

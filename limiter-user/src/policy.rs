@@ -10,7 +10,7 @@ pub mod response;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use ipnet::IpNet;
-use limiter_common::{quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
+use limiter_common::{adaptive::FULL, quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
 
 pub use self::{
     endpoints::{Endpoints, Scratch},
@@ -116,9 +116,37 @@ pub struct Rule {
     pub mode: EnforcementMode,
     /// What gateways are answered when this rule denies; `None` for the usual.
     pub response: Option<Arc<ResponseTemplate>>,
+    /// How it gives way to pressure, if it does.
+    pub adaptive: Option<Adaptive>,
+}
+
+/// How a rule gives way to pressure: towards its floor while the origin is above a target, and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adaptive {
+    /// The least that a limit shrinks to; a limit that is no greater stays.
+    pub floor: u64,
+    /// With the burst factor.
+    pub floor_ceiling: u64,
+    /// Of reported levels, in millionths.
+    pub target: u32,
+    pub target_latency_us: Option<u64>,
+    /// What a step down leaves of the share, in millionths.
+    pub decrease: u32,
+    /// The time of the whole way back.
+    pub recover_us: u64,
 }
 
 impl Rule {
+    /// The share at which every limit of this rule is at its floor.
+    pub fn share_of_floor(&self, adaptive: &Adaptive) -> u32 {
+        let limits = std::iter::once(&self.limit).chain(self.plans.values());
+        let shares = limits.filter_map(|limit| match limit {
+            Limit::Limited(algorithm) => Some(algorithm.share_of_floor(adaptive.floor, adaptive.floor_ceiling)),
+            Limit::Unlimited => None,
+        });
+        shares.min().unwrap_or(FULL)
+    }
+
     pub fn limit_for(&self, plan: Option<usize>) -> Limit {
         plan.and_then(|plan| self.plans.get(&plan)).copied().unwrap_or(self.limit)
     }

@@ -19,6 +19,10 @@ use crate::{
 /// Problem types of draft-ietf-httpapi-ratelimit-headers-10, with their titles.
 const QUOTA_EXCEEDED: Problem =
     Problem { uri: "https://iana.org/assignments/http-problem-types#quota-exceeded", title: "Quota Exceeded" };
+const REDUCED_CAPACITY: Problem = Problem {
+    uri: "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+    title: "Temporary Reduced Capacity",
+};
 const ABNORMAL_USAGE: Problem = Problem {
     uri: "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
     title: "Abnormal Usage Detected",
@@ -119,6 +123,7 @@ fn usual(status: StatusCode, decision: &Decision, style: &Style<'_>, error: &str
 fn problem(status: StatusCode, decision: &Decision, style: &Style<'_>, error: &str, message: &str) -> Value {
     let problem = match decision.kind {
         Kind::Denied if style.is_guessing => Some(ABNORMAL_USAGE),
+        Kind::Denied if decision.answer.as_ref().is_some_and(|answer| answer.is_tightened) => Some(REDUCED_CAPACITY),
         Kind::Denied => Some(QUOTA_EXCEEDED),
         Kind::Allowed | Kind::Unsatisfiable | Kind::Unauthenticated => None,
     };
@@ -132,6 +137,12 @@ fn problem(status: StatusCode, decision: &Decision, style: &Style<'_>, error: &s
         body["violated-policies"] = decision.answer.iter().map(|answer| Value::from(&*answer.rule)).collect();
     }
     body
+}
+
+/// A request to the API from somebody who may not make it.
+pub fn forbidden(message: &str) -> Response {
+    let body = json!({ "error": "forbidden", "message": message }).to_string();
+    (StatusCode::FORBIDDEN, [(header::CONTENT_TYPE, JSON)], body).into_response()
 }
 
 /// A request to the API that cannot be understood.

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::{
     body::{self, Style},
     gate::Gate,
-    hold,
+    hold, pressure,
     serve::Peer,
 };
 use crate::{limiter::Request, store::Charge};
@@ -66,6 +66,7 @@ pub async fn check(
     let pairs = paths.iter().flat_map(|path| methods.iter().map(move |method| (&**method, without_origin(path))));
     let pairs: SmallVec<[(&str, &str); 4]> = pairs.collect();
     let (method, path) = pairs[0];
+    pressure::report_of_headers(&gate, &headers, peer);
     let subject = gate.subject_of_headers(&headers, peer);
     let mut decision =
         gate.decide(&Request { subject: &subject, method, path, also: &pairs[1..], cost: 1, charge: Charge::Commit });

@@ -11,7 +11,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{body, gate::Gate, headers, hold, serve::Peer};
+use super::{body, gate::Gate, headers, hold, pressure, serve::Peer};
 use crate::{
     limiter::{Caller, Decision, Kind, Request, Subject},
     store::Charge,
@@ -38,6 +38,8 @@ struct Question {
     cost: i128,
     #[serde(default)]
     peek: bool,
+    /// How long the origin took for an earlier request.
+    latency_ms: Option<serde_json::Number>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -126,6 +128,9 @@ fn understand(gate: &Gate, question: serde_json::Value) -> Result<Question, Stri
     if question.peek && question.cost < 0 {
         return Err("peek and a negative cost are both given: giving back is no question".into());
     }
+    if let Some(latency_ms) = &question.latency_ms {
+        pressure::latency_ms(latency_ms).map_err(|error| error.to_string())?;
+    }
     if let Some(plan) = &question.plan
         && !gate.has_plan(plan)
     {
@@ -135,6 +140,9 @@ fn understand(gate: &Gate, question: serde_json::Value) -> Result<Question, Stri
 }
 
 fn ask(gate: &Gate, peer: Peer, question: &Question) -> Decision {
+    if let Some(Ok(report)) = question.latency_ms.as_ref().map(pressure::latency_ms) {
+        gate.report(report, peer);
+    }
     let caller = match (&question.api_key, &question.user) {
         (Some(api_key), _) => gate.caller_of_key(api_key),
         (None, Some(user)) => {

@@ -24,6 +24,7 @@ use crate::{
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
     policy::{Policy, Scratch},
+    pressure::{Pressure, Report},
     push::Pusher,
     store::Charge,
     top::Top,
@@ -45,6 +46,8 @@ pub struct Gate {
     pusher: Pusher,
     metrics: Arc<Metrics>,
     header_families: HeaderFamilies,
+    /// Who wants to know how loaded the origin is.
+    pressure: Option<Arc<Pressure>>,
     /// Who wants to know who asks most.
     top: Option<Arc<Top>>,
 }
@@ -83,6 +86,7 @@ impl Gate {
             pusher,
             metrics,
             header_families: HeaderFamilies::default(),
+            pressure: None,
             top: None,
         }
     }
@@ -99,6 +103,33 @@ impl Gate {
     pub fn with_headers(mut self, families: HeaderFamilies) -> Self {
         self.header_families = families;
         self
+    }
+
+    /// Tells `pressure` what is reported.
+    #[must_use]
+    pub fn reporting_to(mut self, pressure: Arc<Pressure>) -> Self {
+        self.pressure = Some(pressure);
+        self
+    }
+
+    pub fn pressure(&self) -> Option<&Pressure> {
+        self.pressure.as_deref()
+    }
+
+    /// Whether what `peer` says of others is believed: it is of this host, or a trusted proxy.
+    pub fn believes(&self, peer: Peer) -> bool {
+        let is_trusted = |peer: IpAddr| self.trusted_proxies.iter().any(|prefix| prefix.contains(&peer));
+        peer.0.is_none_or(|peer| self.host.contains(peer) || is_trusted(peer))
+    }
+
+    /// Takes a report of load, if `peer` is believed.
+    pub fn report(&self, report: Report, peer: Peer) {
+        let Some(pressure) = &self.pressure else { return };
+        if self.believes(peer) {
+            pressure.report(report);
+        } else {
+            pressure.refuse();
+        }
     }
 
     pub fn header_families(&self) -> HeaderFamilies {

@@ -102,6 +102,7 @@ mod tests {
                 remaining: if retry_after_us.is_some() { 0 } else { 42 },
                 reset_us: 1_700_000_040_000_000,
                 retry_after_us,
+                is_tightened: false,
                 response: None,
             }),
             shadow: Default::default(),

@@ -1,5 +1,6 @@
 //! Second stage of reading a policy: what the fields mean, with every name resolved.
 
+mod adaptive;
 mod response;
 mod shape;
 
@@ -270,7 +271,11 @@ fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rul
     let shape = Shape::read(raw, window);
     let cost = raw.cost.as_ref().and_then(|value| value.within(1..=MAX_CEILING)).unwrap_or(1);
     let response = raw.response.as_ref().and_then(|value| names.responses.of_rule(value));
+    let adaptive = raw.adaptive.as_ref().and_then(|value| adaptive::read(value, shape.burst_factor));
     let (limit, plans) = limits(raw, names, &shape, cost)?;
+    if let (Some(value), Some(adaptive), Some(_)) = (&raw.adaptive, &adaptive, window) {
+        adaptive::check(value, adaptive, std::iter::once(&limit).chain(plans.values()), cost);
+    }
     Some(Rule {
         id: id?,
         scope: scope?,
@@ -282,6 +287,7 @@ fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rul
         cost,
         mode: mode(raw.mode.as_ref()),
         response,
+        adaptive,
     })
 }
 

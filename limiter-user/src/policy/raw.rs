@@ -10,11 +10,13 @@ raw_table!(RawPlan { description });
 
 raw_table!(RawRule in place {
     id, scope, endpoint, limit, plans, window, algorithm, burst_factor, burst, max_delay, cost, precision, mode,
-    response;
+    response, adaptive;
     later on_store_failure, region
 });
 
 raw_table!(RawResponse in place { status, content_type, body, headers });
+
+raw_table!(RawAdaptive in place { floor, target, target_latency, decrease, recover });
 
 raw_table!(RawPacketRule in place { id, cidr, packets, bytes, new_connections, mode });
 
