@@ -29,9 +29,9 @@ fn parsed(response: &Response, field: &str) -> (String, Vec<(String, i64)>) {
     let list: List = Parser::new(text).parse().unwrap_or_else(|error| panic!("{field}: {text}: {error}"));
     let [ListEntry::Item(item)] = &list[..] else { panic!("{field}: {text} is not one item") };
     let BareItem::String(name) = &item.bare_item else { panic!("{field}: {text} does not begin with a string") };
-    let parameters = item.params.iter().map(|(key, value)| match value {
-        BareItem::Integer(number) => (key.as_str().to_owned(), i64::from(*number)),
-        other => panic!("{field}: {key} is {other:?}"),
+    let parameters = item.params.iter().map(|(key, value)| {
+        let BareItem::Integer(number) = value else { panic!("{field}: {key} is {value:?}") };
+        (key.as_str().to_owned(), i64::from(*number))
     });
     (name.as_str().to_owned(), parameters.collect())
 }

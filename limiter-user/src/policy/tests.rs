@@ -566,7 +566,7 @@ fn wrong_responses_are_refused() {
 
 #[test]
 fn rules_that_give_way_to_pressure_say_how_far() {
-    let adaptive = |fields: &str| parse(&rule(&format!("{fields}"))).map(|policy| policy.rules[0].adaptive.unwrap());
+    let adaptive = |fields: &str| parse(&rule(fields)).map(|policy| policy.rules[0].adaptive.unwrap());
     let read = adaptive("limit = 10\nburst_factor = 1.5\nadaptive = { floor = 3 }").unwrap();
     let defaults = Adaptive {
         floor: 3,

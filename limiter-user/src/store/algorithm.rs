@@ -274,10 +274,9 @@ mod tests {
                 prop_assert!(less.ceiling() <= more.ceiling() && interval(&less) >= interval(&more));
                 prop_assert!(more.ceiling() <= algorithm.ceiling() && interval(&more) >= interval(&algorithm));
                 let lowest = tightened(0);
-                match algorithm {
-                    Algorithm::LeakyBucket { .. } => prop_assert_eq!(lowest.ceiling(), algorithm.ceiling()),
-                    _ => prop_assert_eq!(lowest.ceiling(), floor.min(limit)),
-                }
+                let keeps_its_queue = matches!(algorithm, Algorithm::LeakyBucket { .. });
+                let least = if keeps_its_queue { algorithm.ceiling() } else { floor.min(limit) };
+                prop_assert_eq!(lowest.ceiling(), least);
                 let slowest = (window_us * 1000).div_ceil(floor).max(interval(&algorithm));
                 prop_assert!(algorithm.bucket().is_none() || interval(&lowest) == slowest);
                 prop_assert_eq!(tightened(FULL), algorithm);
