@@ -2,7 +2,7 @@
 //!
 //! # Patterns
 //!
-//! `[METHOD[,METHOD…] ]/PATH`; without a method, or with `*`, any method. In the path, by segment:
+//! `[METHOD[,METHOD…] ]/PATH`; without a method, or with `*`, any method; `GET` includes `HEAD`. In the path, by segment:
 //!
 //! - `name` is that segment exactly (case counts, percent-encoding does not),
 //! - `pre*` is any one segment that begins with `pre`,
