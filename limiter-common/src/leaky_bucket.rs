@@ -22,6 +22,12 @@ impl LeakyBucket {
         Ok(Self { bucket: Bucket::new(limit, window_us, burst)?, max_delay_us })
     }
 
+    /// The same queue, of which one unit leaves every `interval_ns`.
+    pub fn with_interval(&self, interval_ns: u64) -> Result<Self, BucketError> {
+        let bucket = Bucket::from_interval(interval_ns, self.bucket.burst())?;
+        Ok(Self { bucket, max_delay_us: self.max_delay_us })
+    }
+
     pub const fn bucket(&self) -> &Bucket {
         &self.bucket
     }

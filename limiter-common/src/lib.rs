@@ -8,6 +8,7 @@
 extern crate std;
 
 pub mod acl;
+pub mod adaptive;
 pub mod addr;
 pub mod aggregate;
 pub mod bucket;

@@ -11,6 +11,7 @@ use limiter_common::{rule::EnforcementMode, time::UnixMicros};
 use crate::{
     metrics::{BypassMetrics, Metrics, RuleMetrics},
     policy::{Matching, Policy, Scope},
+    pressure::{Pressure, Tightened},
 };
 
 /// The one pointer.
@@ -28,6 +29,8 @@ pub struct Active {
     /// In the order of the policy's rules.
     pub metrics: Vec<RuleMetrics>,
     pub bypassed: BypassMetrics,
+    /// What rules that give way to pressure grant at this time; in the order of the policy's rules.
+    pub shares: Vec<Option<Tightened>>,
     /// Trusted proxies, allow prefixes, and what requests are never limited from.
     pub never_pushed: Vec<IpNet>,
     /// Whether anything in the policy is about keys or their users.
@@ -45,7 +48,13 @@ pub struct Applicable {
 }
 
 impl Active {
-    pub fn derive(policy: Policy, trusted_proxies: &[IpNet], metrics: &Metrics, loaded_at: UnixMicros) -> Self {
+    pub fn derive(
+        policy: Policy,
+        trusted_proxies: &[IpNet],
+        metrics: &Metrics,
+        pressure: &Pressure,
+        loaded_at: UnixMicros,
+    ) -> Self {
         let mut always = Applicable::default();
         let mut by_endpoint = vec![Applicable::default(); policy.endpoints.len()];
         let mut narrows = false;
@@ -68,6 +77,7 @@ impl Active {
             narrows,
             metrics: policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect(),
             bypassed: metrics.bypassed(),
+            shares: pressure.shares_of(&policy.rules),
             never_pushed: trusted_proxies
                 .iter()
                 .chain(&policy.allow)
@@ -97,7 +107,7 @@ mod tests {
         let policy = "allow = [\"192.0.2.0/28\"]\n[[bypass]]\ncidr = \"203.0.113.0/24\"\n";
         let policy = Policy::parse(Path::new("/policy.toml"), policy).unwrap();
         let proxies = ["10.0.0.0/8".parse().unwrap()];
-        let active = Active::derive(policy, &proxies, &Metrics::new(), UnixMicros::new(0));
+        let active = Active::derive(policy, &proxies, &Metrics::new(), &Pressure::unreported(), UnixMicros::new(0));
         let expected = ["10.0.0.0/8", "192.0.2.0/28", "203.0.113.0/24"].map(|prefix| prefix.parse().unwrap());
         assert_eq!(active.never_pushed, expected);
     }

@@ -17,6 +17,7 @@ use crate::{
         admin::{self, Admin},
         check, decide,
         gate::{Gate, KeyUse},
+        pressure,
         serve::Listener,
     },
     cli::validate::Checked,
@@ -29,6 +30,7 @@ use crate::{
     limiter::Limiter,
     metrics::Metrics,
     policy::Policy,
+    pressure::Pressure,
     push::{
         PushWorker, Pusher,
         policy::{PushPolicy, PushSettings},
@@ -58,6 +60,7 @@ pub struct Agent {
     admin_state: Arc<Admin>,
     keeper: Keeper,
     reloader: Reloader,
+    pressure: Arc<Pressure>,
     push: Option<PushWorker>,
     events: Option<EventWorker>,
     sync: Option<SyncWorker>,
@@ -97,8 +100,17 @@ impl Agent {
             false => Some(start_dataplane(&config, &policy)?),
         };
         let mut metrics = Metrics::new();
-        let active = Active::derive(policy, &config.identity.trusted_proxies, &metrics, clock.local()).share();
-        let status = StatusSource::new(&config, Arc::clone(&active), Arc::clone(&counters), dataplane.clone(), shared);
+        let pressure = Arc::new(Pressure::new(config.api.pressure));
+        let proxies = &config.identity.trusted_proxies;
+        let active = Active::derive(policy, proxies, &metrics, &pressure, clock.local()).share();
+        let status = StatusSource::new(
+            &config,
+            Arc::clone(&active),
+            Arc::clone(&counters),
+            dataplane.clone(),
+            shared,
+            Arc::clone(&pressure),
+        );
         let status = Arc::new(status);
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
@@ -120,7 +132,7 @@ impl Agent {
             None => None,
         };
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
-        let identity = config.identity.clone();
+        let (identity, families) = (config.identity.clone(), config.api.headers);
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
         let has_file = AtomicBool::new(watch.as_ref().is_some_and(KeyWatch::is_in_use));
         let gate = Gate::new(
@@ -132,7 +144,8 @@ impl Agent {
             pusher,
             Arc::clone(&metrics),
         );
-        let gate = Arc::new(gate.observed_by(Arc::clone(&top)));
+        let gate = gate.with_headers(families).reporting_to(Arc::clone(&pressure)).observed_by(Arc::clone(&top));
+        let gate = Arc::new(gate);
         let reloader = Reloader {
             config,
             environment,
@@ -140,6 +153,7 @@ impl Agent {
             trusted_proxies: identity.trusted_proxies,
             active,
             gate: Arc::clone(&gate),
+            pressure: Arc::clone(&pressure),
             dataplane: dataplane.clone(),
             metrics: Arc::clone(&metrics),
             status: Arc::clone(&status),
@@ -154,7 +168,7 @@ impl Agent {
             counters: Arc::clone(&counters),
         });
         let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host, top, mend_error: None };
-        Ok(Self { http, admin, admin_state, keeper, reloader, push, events, sync })
+        Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync })
     }
 
     /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
@@ -169,6 +183,7 @@ impl Agent {
             .route(&format!("{}/", check::ROUTE), routing::any(check::check))
             .route(&format!("{}/{{*path}}", check::ROUTE), routing::any(check::check))
             .route("/v1/decide", routing::post(decide::decide))
+            .route(pressure::ROUTE, routing::post(pressure::report))
             .with_state(Arc::clone(&self.keeper.gate));
         let status = Arc::clone(&self.admin_state.status);
         tracing::info!(target: "limiter", http = %self.http.address(), admin = %self.admin.address(), "ready");
@@ -183,6 +198,7 @@ impl Agent {
         if let Some(events) = self.events {
             tasks.spawn(events.run(shutdown.clone()));
         }
+        tasks.spawn(self.pressure.run(Arc::clone(&self.reloader.active), shutdown.clone()));
         let asked = Asked { everything: reload, ..Asked::default() };
         tasks.spawn(self.keeper.run(Arc::clone(&status), Arc::clone(&asked.policy), shutdown.clone()));
         tasks.spawn(self.reloader.run(asked, shutdown.clone()));

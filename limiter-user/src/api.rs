@@ -1,5 +1,6 @@
 //! What gateways, operators and monitoring talk to.
 
+pub mod accept;
 pub mod admin;
 pub mod body;
 pub mod check;
@@ -7,4 +8,5 @@ pub mod decide;
 pub mod gate;
 pub mod headers;
 pub mod hold;
+pub mod pressure;
 pub mod serve;

@@ -23,7 +23,10 @@ use ipnet::IpNet;
 use limiter_common::{addr::SrcPrefixes, schema::DEFAULT_MAX_SOURCES};
 
 pub(crate) use self::document::{Context, LATER, Place, Table, Value, nearest, raw_table};
-use self::raw::{RawApi, RawConfig, RawIdentity, RawNode, RawPolicySource, RawPush, RawRedis, RawStore, RawXdp};
+use self::raw::{
+    RawApi, RawConfig, RawHeaders, RawIdentity, RawNode, RawPolicySource, RawPressure, RawPush, RawRedis, RawStore,
+    RawXdp,
+};
 pub use self::{
     document::Environment,
     error::{ConfigError, ConfigErrors, Origin},
@@ -85,6 +88,35 @@ pub struct ApiConfig {
     pub http: Listen,
     /// Loopback or a Unix socket.
     pub admin: Listen,
+    pub headers: HeaderFamilies,
+    pub pressure: PressureConfig,
+}
+
+/// How reports of load are taken, and how often limits follow them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PressureConfig {
+    /// Whether `X-Limiter-Pressure` of a check counts. Where the gateway does not set it, it is a client's.
+    pub header: bool,
+    pub interval: Duration,
+    /// How long the last report holds.
+    pub expires: Duration,
+}
+
+/// Which rate-limit headers answers carry. `Retry-After` belongs to none and is always there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderFamilies {
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, in epoch seconds.
+    pub x_ratelimit: bool,
+    /// `RateLimit-Policy` and `RateLimit`.
+    pub draft_10: bool,
+    /// `RateLimit-Limit`, `-Remaining` and `-Reset`, in seconds from now.
+    pub draft_03: bool,
+}
+
+impl Default for HeaderFamilies {
+    fn default() -> Self {
+        Self { x_ratelimit: true, draft_10: true, draft_03: false }
+    }
 }
 
 /// Where an API listens.
@@ -378,7 +410,35 @@ fn api(raw: &RawApi<'_>) -> ApiConfig {
     {
         value.error(format_args!("{address} is not a loopback address: use one, or \"unix:/path\""));
     }
-    ApiConfig { http: read(&raw.http).unwrap_or_else(|| local(7070)), admin }
+    ApiConfig {
+        http: read(&raw.http).unwrap_or_else(|| local(7070)),
+        admin,
+        headers: headers(&raw.headers),
+        pressure: pressure(&raw.pressure),
+    }
+}
+
+fn pressure(raw: &RawPressure<'_>) -> PressureConfig {
+    let within = |value: &Option<Value<'_>>, most, default| {
+        let value = value.as_ref().and_then(|value| duration_within(value, Duration::from_millis(100)..=most));
+        value.unwrap_or(default)
+    };
+    let interval = within(&raw.interval, Duration::from_secs(60), Duration::from_secs(1));
+    let expires = within(&raw.expires, Duration::from_secs(3600), Duration::from_secs(10));
+    if expires < interval {
+        raw.place.error_in("expires", format_args!("is {expires:?}, less than the interval of {interval:?}"));
+    }
+    PressureConfig { header: raw.header.as_ref().and_then(Value::boolean).unwrap_or(false), interval, expires }
+}
+
+fn headers(raw: &RawHeaders<'_>) -> HeaderFamilies {
+    let is_on = |value: &Option<Value<'_>>, default| value.as_ref().and_then(Value::boolean).unwrap_or(default);
+    let default = HeaderFamilies::default();
+    HeaderFamilies {
+        x_ratelimit: is_on(&raw.x_ratelimit, default.x_ratelimit),
+        draft_10: is_on(&raw.draft_10, default.draft_10),
+        draft_03: is_on(&raw.draft_03, default.draft_03),
+    }
 }
 
 const LISTEN: &str = "an address such as \"127.0.0.1:7070\" or \"unix:/run/limiter/http.sock\"";

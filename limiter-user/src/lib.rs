@@ -18,6 +18,7 @@ pub mod limiter;
 pub mod metrics;
 mod netlink;
 pub mod policy;
+pub mod pressure;
 pub mod push;
 pub mod reload;
 pub mod status;

@@ -43,6 +43,8 @@ pub struct Limiter {
 struct Touched {
     cells: SmallVec<[Cell; INLINE_CELLS]>,
     rules: SmallVec<[usize; INLINE_CELLS]>,
+    /// Of the request.
+    plan: Option<usize>,
 }
 
 impl std::fmt::Debug for Limiter {
@@ -100,9 +102,15 @@ impl Limiter {
         let policy = &active.policy;
         let plan = request.subject.plan(&policy.plans);
         let matches = select::matches(&policy.endpoints, request, scratch);
-        let mut touched = Touched::default();
+        let mut touched = Touched { plan, ..Touched::default() };
         for index in select::rules(active, &matches) {
-            if let Some(cell) = select::cell(policy, &policy.rules[index], request, plan, self.prefixes) {
+            let rule = &policy.rules[index];
+            if let Some(mut cell) = select::cell(policy, rule, request, plan, self.prefixes) {
+                if let (Some(adaptive), Some(tightened)) = (&rule.adaptive, &active.shares[index]) {
+                    let tightened = cell.algorithm.tightened(adaptive.floor, adaptive.floor_ceiling, tightened.share());
+                    // The floor was tried when the policy was read.
+                    cell.algorithm = tightened.unwrap_or(cell.algorithm);
+                }
                 touched.cells.push(cell);
                 touched.rules.push(index);
             }

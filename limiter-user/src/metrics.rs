@@ -2,7 +2,7 @@
 //!
 //! Labels come from rules, enums and map names; never from an address or a key.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use prometheus_client::{
     collector::Collector,
@@ -29,6 +29,7 @@ use crate::{
     dataplane::MapUsage,
     limiter::Kind,
     policy::BypassKind,
+    pressure,
     store::{
         memory::MemoryStats,
         redis::CallStats,
@@ -303,6 +304,11 @@ pub struct Snapshot {
     /// What became of the events of the XDP program.
     pub events: Vec<(EventClass, EventCounts)>,
     pub memory: MemoryStats,
+    /// Of rules that give way to pressure, what they grant of their limit, in millionths.
+    pub shares: Vec<(Arc<str>, u32)>,
+    /// Reports of load by what they were.
+    pub reports: [(&'static str, u64); 3],
+    pub pressure: pressure::Reading,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<(SyncStats, CallStats)>,
 }
@@ -353,6 +359,7 @@ impl<S: Source> Collector for Scraped<S> {
             ConstGauge::new(i64::from(*is_attached)).encode(family.encode_family(&labels)?)?;
         }
         encode_losses(&mut encoder, &snapshot.events)?;
+        encode_pressure(&mut encoder, &snapshot)?;
         encode_memory(&mut encoder, &snapshot.memory)?;
         if let Some((sync, calls)) = &snapshot.shared {
             encode_shared(&mut encoder, sync, calls)?;
@@ -372,6 +379,31 @@ fn encode_losses(encoder: &mut DescriptorEncoder<'_>, events: &[(EventClass, Eve
             let labels = LossLabels { class: class.as_str(), cause };
             ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
         }
+    }
+    Ok(())
+}
+
+fn encode_pressure(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let help = "What a rule that gives way to pressure grants of its limit, from 0 to 1";
+    let mut family = encoder.encode_descriptor("adaptive_share", help, None, MetricType::Gauge)?;
+    for (rule, share) in &snapshot.shares {
+        let labels = [("rule", &**rule)];
+        ConstGauge::new(pressure::fraction(*share)).encode(family.encode_family(&labels)?)?;
+    }
+    let help = "Reports of load; refused are those that were not believed or not understood";
+    let mut family = encoder.encode_descriptor("pressure_reports", help, None, MetricType::Counter)?;
+    for (kind, count) in snapshot.reports {
+        ConstCounter::new(count).encode(family.encode_family(&[("kind", kind)])?)?;
+    }
+    if let Some(level) = snapshot.pressure.level {
+        let help = "How loaded the origin says it is, from 0 to 1; absent when nobody has said so lately";
+        let gauge = encoder.encode_descriptor("pressure_level", help, None, MetricType::Gauge)?;
+        ConstGauge::new(pressure::fraction(level)).encode(gauge)?;
+    }
+    if let Some(latency_us) = snapshot.pressure.latency_us {
+        let help = "How long the origin takes to answer, as reported; absent when nobody has said so lately";
+        let gauge = encoder.encode_descriptor("pressure_latency", help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        ConstGauge::new(Duration::from_micros(latency_us).as_secs_f64()).encode(gauge)?;
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ pub mod difference;
 pub mod endpoints;
 mod prefix_set;
 mod raw;
+pub mod response;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,12 +18,13 @@ use std::{
 
 use foldhash::fast::RandomState;
 use ipnet::IpNet;
-use limiter_common::{quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
+use limiter_common::{adaptive::FULL, quota::Quota, rule::EnforcementMode, sliding_window::BurstFactor};
 
 pub use self::{
     bypass::{Bypass, BypassKind},
     endpoints::{Endpoints, Match, Scratch},
     prefix_set::PrefixSet,
+    response::ResponseTemplate,
 };
 use crate::{
     config::{self, ConfigErrors},
@@ -149,9 +151,39 @@ pub struct Rule {
     /// Multiplies the request's own cost; at least 1.
     pub cost: u64,
     pub mode: EnforcementMode,
+    /// What gateways are answered when this rule denies; `None` for the usual.
+    pub response: Option<Arc<ResponseTemplate>>,
+    /// How it gives way to pressure, if it does.
+    pub adaptive: Option<Adaptive>,
+}
+
+/// How a rule gives way to pressure: towards its floor while the origin is above a target, and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adaptive {
+    /// The least that a limit shrinks to; a limit that is no greater stays.
+    pub floor: u64,
+    /// With the burst factor.
+    pub floor_ceiling: u64,
+    /// Of reported levels, in millionths.
+    pub target: u32,
+    pub target_latency_us: Option<u64>,
+    /// What a step down leaves of the share, in millionths.
+    pub decrease: u32,
+    /// The time of the whole way back.
+    pub recover_us: u64,
 }
 
 impl Rule {
+    /// The share at which every limit of this rule is at its floor.
+    pub fn share_of_floor(&self, adaptive: &Adaptive) -> u32 {
+        let limits = std::iter::once(&self.limit).chain(self.plans.values()).chain(self.overrides.values());
+        let shares = limits.filter_map(|limit| match limit {
+            Limit::Limited(algorithm) => Some(algorithm.share_of_floor(adaptive.floor, adaptive.floor_ceiling)),
+            Limit::Unlimited => None,
+        });
+        shares.min().unwrap_or(FULL)
+    }
+
     pub fn limit_for(&self, client: Option<&str>, plan: Option<usize>) -> Limit {
         // Most rules have none, and then the client is not hashed.
         if !self.overrides.is_empty()

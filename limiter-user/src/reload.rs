@@ -21,6 +21,7 @@ use crate::{
     dataplane::{Dataplane, DataplaneError, ErrorKind, LiveSettings},
     metrics::{Metrics, ReloadResult},
     policy::Policy,
+    pressure::Pressure,
     status::StatusSource,
     watch::FileWatch,
 };
@@ -39,6 +40,7 @@ pub struct Reloader {
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) active: SharedActive,
     pub(crate) gate: Arc<Gate>,
+    pub(crate) pressure: Arc<Pressure>,
     pub(crate) dataplane: Option<Arc<dyn Dataplane>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) status: Arc<StatusSource>,
@@ -161,7 +163,7 @@ impl Reloader {
             (Some(dataplane), None) => dataplane.reload(&policy)?,
             (None, _) => {}
         }
-        let active = Active::derive(policy, &self.trusted_proxies, &self.metrics, self.clock.local());
+        let active = Active::derive(policy, &self.trusted_proxies, &self.metrics, &self.pressure, self.clock.local());
         let active = Arc::new(active);
         self.active.store(Arc::clone(&active));
         self.changed.notify_one();
@@ -203,9 +205,17 @@ mod tests {
         let counters = Arc::new(MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, 1));
         let metrics = Arc::new(Metrics::new());
         let watch = FileWatch::new(file.to_owned());
-        let active = Active::derive(Policy::load(file).unwrap(), &[], &metrics, clock.local()).share();
+        let pressure = Arc::new(Pressure::new(config.api.pressure));
+        let active = Active::derive(Policy::load(file).unwrap(), &[], &metrics, &pressure, clock.local()).share();
         let dataplane: Option<Arc<dyn Dataplane>> = Some(dataplane);
-        let status = StatusSource::new(&config, Arc::clone(&active), Arc::clone(&counters), dataplane.clone(), None);
+        let status = StatusSource::new(
+            &config,
+            Arc::clone(&active),
+            Arc::clone(&counters),
+            dataplane.clone(),
+            None,
+            Arc::clone(&pressure),
+        );
         let prefixes = config.identity.prefixes;
         let limiter = Limiter::new(Arc::clone(&active), counters, Arc::clone(&clock) as Arc<dyn Clock>, prefixes);
         let key_use =
@@ -221,6 +231,7 @@ mod tests {
             trusted_proxies: Vec::new(),
             active,
             gate: Arc::new(gate),
+            pressure,
             dataplane,
             metrics,
             status: Arc::new(status),

@@ -20,7 +20,8 @@ use crate::{
     dataplane::{AclListing, BudgetListing, Dataplane, DataplaneError, List, RuleCounter},
     limiter::Kind,
     metrics::{RuleMetrics, Snapshot, Source},
-    policy::Rule,
+    policy::{Adaptive, Limit, Rule},
+    pressure::{self, Pressure, Tightened},
     store::{
         memory::MemoryStore,
         redis::RedisStore,
@@ -43,7 +44,28 @@ pub struct Status {
     pub xdp: Option<XdpStatus>,
     pub policy: PolicyStatus,
     pub store: StoreStatus,
+    #[serde(default)]
+    pub pressure: PressureStatus,
     pub rules: Vec<RuleStatus>,
+}
+
+/// What is known of the origin's load; `None` where nothing was reported lately.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct PressureStatus {
+    /// From 0 to 1.
+    pub level: Option<f64>,
+    pub latency_ms: Option<u64>,
+}
+
+/// What a rule that gives way to pressure grants at this time.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AdaptiveStatus {
+    /// Of its limit, from 0 to 1.
+    pub share: f64,
+    pub floor: u64,
+    /// What requests without a plan of their own may do at once: of the whole limit, and now. `None` when that is unlimited.
+    pub ceiling: Option<u64>,
+    pub effective_ceiling: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -146,6 +168,8 @@ pub struct RuleStatus {
     pub denied: u64,
     /// Requests that this rule, in shadow mode, would have denied.
     pub shadow_denied: u64,
+    #[serde(default)]
+    pub adaptive: Option<AdaptiveStatus>,
 }
 
 /// Reads everything that has a state.
@@ -160,6 +184,7 @@ pub struct StatusSource {
     counters: Arc<MemoryStore>,
     dataplane: Option<Arc<dyn Dataplane>>,
     shared: Option<(SyncStatus, RedisStore)>,
+    pressure: Arc<Pressure>,
     ready: AtomicBool,
 }
 
@@ -176,6 +201,7 @@ impl StatusSource {
         counters: Arc<MemoryStore>,
         dataplane: Option<Arc<dyn Dataplane>>,
         shared: Option<(SyncStatus, RedisStore)>,
+        pressure: Arc<Pressure>,
     ) -> Self {
         Self {
             node: config.node.id.clone(),
@@ -191,6 +217,7 @@ impl StatusSource {
             counters,
             dataplane,
             shared,
+            pressure,
             ready: AtomicBool::new(false),
         }
     }
@@ -222,6 +249,13 @@ impl StatusSource {
         self.needs_restart.lock().clone()
     }
 
+    /// Of each rule that gives way to pressure.
+    fn shares(&self) -> Vec<(Arc<str>, u32)> {
+        let active = self.active.load();
+        let shares = active.policy.rules.iter().zip(&active.shares);
+        shares.filter_map(|(rule, share)| Some((Arc::clone(&rule.id), share.as_ref()?.share()))).collect()
+    }
+
     /// What is configured and does not work.
     fn degraded_by(&self) -> Vec<String> {
         let mut by = Vec::new();
@@ -237,7 +271,8 @@ impl StatusSource {
         let sync = self.shared.as_ref().map(|(sync, _)| sync.get());
         let memory = self.counters.stats();
         let active = self.active.load();
-        let rules = active.policy.rules.iter().zip(&active.metrics);
+        let rules = active.policy.rules.iter().zip(&active.metrics).zip(&active.shares);
+        let reading = self.pressure.reading();
         let degraded_by = self.degraded_by();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -260,12 +295,16 @@ impl StatusSource {
                 state: sync.as_ref().map(|sync| sync.state.as_str().to_owned()),
                 lag_ms: sync.map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
             },
-            rules: rules.map(|(rule, metrics)| rule_status(rule, metrics)).collect(),
+            pressure: PressureStatus {
+                level: reading.level.map(pressure::fraction),
+                latency_ms: reading.latency_us.map(|us| us.div_ceil(1000)),
+            },
+            rules: rules.map(|((rule, metrics), share)| rule_status(rule, metrics, share.as_ref())).collect(),
         }
     }
 }
 
-fn rule_status(rule: &Rule, metrics: &RuleMetrics) -> RuleStatus {
+fn rule_status(rule: &Rule, metrics: &RuleMetrics, share: Option<&Tightened>) -> RuleStatus {
     RuleStatus {
         id: rule.id.to_string(),
         scope: rule.scope.as_str().to_owned(),
@@ -273,6 +312,25 @@ fn rule_status(rule: &Rule, metrics: &RuleMetrics) -> RuleStatus {
         allowed: metrics.decided(Kind::Allowed),
         denied: metrics.decided(Kind::Denied) + metrics.decided(Kind::Unsatisfiable),
         shadow_denied: metrics.shadow_denied(),
+        adaptive: rule
+            .adaptive
+            .as_ref()
+            .zip(share)
+            .map(|(adaptive, tightened)| adaptive_status(rule, adaptive, tightened)),
+    }
+}
+
+fn adaptive_status(rule: &Rule, adaptive: &Adaptive, tightened: &Tightened) -> AdaptiveStatus {
+    let share = tightened.share();
+    let effective = match rule.limit {
+        Limit::Unlimited => None,
+        Limit::Limited(algorithm) => algorithm.tightened(adaptive.floor, adaptive.floor_ceiling, share).ok(),
+    };
+    AdaptiveStatus {
+        share: pressure::fraction(share),
+        floor: adaptive.floor,
+        ceiling: rule.limit.ceiling(),
+        effective_ceiling: effective.map(|algorithm| algorithm.ceiling()),
     }
 }
 
@@ -397,6 +455,9 @@ impl Source for Arc<StatusSource> {
             interfaces,
             events,
             memory: self.counters.stats(),
+            shares: self.shares(),
+            reports: self.pressure.counts(),
+            pressure: self.pressure.reading(),
             shared: self.shared.as_ref().map(|(sync, redis)| (sync.get(), redis.calls())),
         }
     }

@@ -13,7 +13,12 @@ use axum::{
 };
 use smallvec::SmallVec;
 
-use super::{body, gate::Gate, hold, serve::Peer};
+use super::{
+    body::{self, Style},
+    gate::Gate,
+    hold, pressure,
+    serve::Peer,
+};
 use crate::{limiter::Request, store::Charge};
 
 pub const ROUTE: &str = "/v1/check";
@@ -61,6 +66,7 @@ pub async fn check(
     let pairs = paths.iter().flat_map(|path| methods.iter().map(move |method| (&**method, without_origin(path))));
     let pairs: SmallVec<[(&str, &str); 4]> = pairs.collect();
     let (method, path) = pairs[0];
+    pressure::report_of_headers(&gate, &headers, peer);
     let subject = gate.subject_of_headers(&headers, peer);
     let mut decision = gate.decide(&Request {
         subject: &subject,
@@ -71,7 +77,15 @@ pub async fn check(
         cost: 1,
         charge: Charge::Commit,
     });
-    let mut response = body::response(&decision, &headers, deny_status);
+    let mut response = body::response(
+        &decision,
+        &Style {
+            request_headers: &headers,
+            deny_status,
+            families: gate.header_families(),
+            is_guessing: subject.is_unauthenticated(),
+        },
+    );
     hold::until(decision.turn.take(), gate.metrics(), &mut response);
     response
 }

@@ -11,7 +11,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{body, gate::Gate, headers, hold, serve::Peer};
+use super::{body, gate::Gate, headers, hold, pressure, serve::Peer};
 use crate::{
     limiter::{Attribute, Caller, Decision, Kind, Request, Subject},
     store::Charge,
@@ -42,6 +42,8 @@ struct Question {
     peek: bool,
     #[serde(default)]
     attributes: BTreeMap<String, String>,
+    /// How long the origin took for an earlier request.
+    latency_ms: Option<serde_json::Number>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -97,7 +99,7 @@ fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
         Questions::Single(question) => {
             let mut decision = ask(gate, peer, &understand(gate, question)?);
             let mut response = json(&Reply::from(&decision));
-            headers::add(&decision, response.headers_mut());
+            headers::add(&decision, gate.header_families(), response.headers_mut());
             hold::until(decision.turn.take(), gate.metrics(), &mut response);
             Ok(response)
         }
@@ -133,6 +135,9 @@ fn understand(gate: &Gate, question: serde_json::Value) -> Result<Understood, St
     if question.peek && question.cost < 0 {
         return Err("peek and a negative cost are both given: giving back is no question".into());
     }
+    if let Some(latency_ms) = &question.latency_ms {
+        pressure::latency_ms(latency_ms).map_err(|error| error.to_string())?;
+    }
     if let Some(plan) = &question.plan
         && !gate.has_plan(plan)
     {
@@ -147,6 +152,9 @@ fn understand(gate: &Gate, question: serde_json::Value) -> Result<Understood, St
 }
 
 fn ask(gate: &Gate, peer: Peer, (question, attributes): &Understood) -> Decision {
+    if let Some(Ok(report)) = question.latency_ms.as_ref().map(pressure::latency_ms) {
+        gate.report(report, peer);
+    }
     let caller = match (&question.api_key, &question.user) {
         (Some(api_key), _) => gate.caller_of_key(api_key),
         (None, Some(user)) => {

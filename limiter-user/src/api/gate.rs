@@ -18,12 +18,13 @@ use smallvec::SmallVec;
 use super::serve::Peer;
 use crate::{
     clock::Stopwatch,
-    config::ConfigErrors,
+    config::{ConfigErrors, HeaderFamilies},
     host::HostAddresses,
     identity::{Arrival, ClientAddress, KeyLookup, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
     policy::{Policy, Scratch},
+    pressure::{Pressure, Report},
     push::Pusher,
     store::Charge,
     top::Top,
@@ -44,6 +45,9 @@ pub struct Gate {
     host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
+    header_families: HeaderFamilies,
+    /// Who wants to know how loaded the origin is.
+    pressure: Option<Arc<Pressure>>,
     /// Who wants to know who asks most.
     top: Option<Arc<Top>>,
 }
@@ -73,7 +77,18 @@ impl Gate {
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { limiter, keys: ArcSwap::from_pointee(keys), key_use, trusted_proxies, host, pusher, metrics, top: None }
+        Self {
+            limiter,
+            keys: ArcSwap::from_pointee(keys),
+            key_use,
+            trusted_proxies,
+            host,
+            pusher,
+            metrics,
+            header_families: HeaderFamilies::default(),
+            pressure: None,
+            top: None,
+        }
     }
 
     /// Shows `top` every request.
@@ -81,6 +96,44 @@ impl Gate {
     pub fn observed_by(mut self, top: Arc<Top>) -> Self {
         self.top = Some(top);
         self
+    }
+
+    /// Has answers carry these headers.
+    #[must_use]
+    pub fn with_headers(mut self, families: HeaderFamilies) -> Self {
+        self.header_families = families;
+        self
+    }
+
+    /// Tells `pressure` what is reported.
+    #[must_use]
+    pub fn reporting_to(mut self, pressure: Arc<Pressure>) -> Self {
+        self.pressure = Some(pressure);
+        self
+    }
+
+    pub fn pressure(&self) -> Option<&Pressure> {
+        self.pressure.as_deref()
+    }
+
+    /// Whether what `peer` says of others is believed: it is of this host, or a trusted proxy.
+    pub fn believes(&self, peer: Peer) -> bool {
+        let is_trusted = |peer: IpAddr| self.trusted_proxies.iter().any(|prefix| prefix.contains(&peer));
+        peer.0.is_none_or(|peer| self.host.contains(peer) || is_trusted(peer))
+    }
+
+    /// Takes a report of load, if `peer` is believed.
+    pub fn report(&self, report: Report, peer: Peer) {
+        let Some(pressure) = &self.pressure else { return };
+        if self.believes(peer) {
+            pressure.report(report);
+        } else {
+            pressure.refuse();
+        }
+    }
+
+    pub fn header_families(&self) -> HeaderFamilies {
+        self.header_families
     }
 
     pub fn metrics(&self) -> &Metrics {

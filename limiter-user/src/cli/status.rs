@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use axum::http::Method;
 
 use super::{StatusArgs, client, print};
-use crate::status::{Entry, EventStatus, Status, XdpStatus};
+use crate::status::{AdaptiveStatus, Entry, EventStatus, Status, XdpStatus};
 
 pub(super) async fn status(arguments: &StatusArgs) -> Result<()> {
     let config = arguments.config.load()?;
@@ -50,12 +50,29 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
             "rule {} ({}, {}): {} allowed, {} denied, {} would be denied",
             rule.id, rule.scope, rule.mode, rule.allowed, rule.denied, rule.shadow_denied
         )?;
+        if let Some(adaptive) = rule.adaptive.as_ref().filter(|adaptive| adaptive.share < 1.0) {
+            writeln!(out, "rule {} gives way to pressure: {}", rule.id, describe_adaptive(adaptive))?;
+        }
+    }
+    match (status.pressure.level, status.pressure.latency_ms) {
+        (None, None) => {}
+        (Some(level), None) => writeln!(out, "pressure: level {level:.2}")?,
+        (None, Some(latency_ms)) => writeln!(out, "pressure: latency {latency_ms} ms")?,
+        (Some(level), Some(latency_ms)) => writeln!(out, "pressure: level {level:.2}, latency {latency_ms} ms")?,
     }
     match &status.xdp {
         None => writeln!(out, "xdp: off, no interfaces are configured")?,
         Some(xdp) => describe_xdp(xdp, out)?,
     }
     Ok(())
+}
+
+fn describe_adaptive(adaptive: &AdaptiveStatus) -> String {
+    let now = match (adaptive.effective_ceiling, adaptive.ceiling) {
+        (Some(effective), Some(ceiling)) => format!(", {effective} of {ceiling}"),
+        (_, None) | (None, _) => String::new(),
+    };
+    format!("share {:.3}{now}, the floor is {}", adaptive.share, adaptive.floor)
 }
 
 fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {

@@ -19,7 +19,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
     compare!("xdp", XdpConfig in xdp {
         restart mode, pin_dir, max_sources, diagnosis; live interfaces, protect, on_exit, drop_malformed
     });
-    compare!("api", ApiConfig in api { restart http, admin; live });
+    compare!("api", ApiConfig in api { restart http, admin, headers, pressure; live });
     compare!("store", StoreConfig in store { restart max_counters, kind; live });
     compare!("identity", IdentityConfig in identity {
         restart order, api_key_header, key_file, key_secret_file, trusted_proxies, prefixes; live
@@ -61,6 +61,7 @@ mod tests {
             ("", "[xdp]\nmode = \"auto\"\n[api]\nhttp = \"127.0.0.1:7070\"\n", &[]),
             ("[xdp]\npin_dir = \"/a\"\nmax_sources = 2048\n", "", &["xdp.pin_dir", "xdp.max_sources"]),
             ("[api]\nhttp = \"127.0.0.1:1\"\nadmin = \"127.0.0.1:2\"\n", "", &["api.http", "api.admin"]),
+            ("[api.headers]\ndraft_10 = false\n[api.pressure]\nheader = true", "", &["api.headers", "api.pressure"]),
             ("[node]\nid = \"a\"\n", "[node]\nid = \"a\"\nregion = \"r\"\n", &["node.region"]),
             ("", redis, &["store.kind or store.redis"]),
             (redis, &other_redis, &["store.kind or store.redis"]),

@@ -13,7 +13,11 @@ raw_table!(RawNode in place { id, region });
 
 raw_table!(RawXdp { interfaces, mode, protect, on_exit, pin_dir, max_sources, drop_malformed, diagnosis });
 
-raw_table!(RawApi in place { http, admin; later grpc, spop, admin_token_file });
+raw_table!(RawApi in place { http, admin; tables headers: RawHeaders, pressure: RawPressure; later grpc, spop, admin_token_file });
+
+raw_table!(RawHeaders { x_ratelimit, draft_10, draft_03 });
+
+raw_table!(RawPressure in place { header, interval, expires });
 
 raw_table!(RawStore { kind, max_counters; tables redis: RawRedis; later breaker });
 

@@ -37,6 +37,9 @@ fn an_empty_file_is_all_defaults() {
     assert!(config.xdp.drop_malformed);
     assert_eq!(config.api.http.to_string(), "127.0.0.1:7070");
     assert_eq!(config.api.admin.to_string(), "127.0.0.1:7073");
+    assert_eq!(config.api.headers, HeaderFamilies { x_ratelimit: true, draft_10: true, draft_03: false });
+    let (interval, expires) = (Duration::from_secs(1), Duration::from_secs(10));
+    assert_eq!(config.api.pressure, PressureConfig { header: false, interval, expires });
     assert!(matches!(config.store.kind, StoreKind::Memory));
     assert_eq!(config.store.max_counters, 1_000_000);
     assert_eq!(config.identity.order, [IdentityKind::ApiKey, IdentityKind::Ip]);
@@ -66,6 +69,8 @@ fn every_field_is_read() {
         [api]
         http = "unix:/run/limiter/http.sock"
         admin = "[::1]:9000"
+        headers = { x_ratelimit = false, draft_10 = false, draft_03 = true }
+        pressure = { header = true, interval = "200ms", expires = "1m" }
         [store]
         kind = "redis"
         max_counters = 50_000
@@ -102,6 +107,9 @@ fn every_field_is_read() {
     assert!(!config.xdp.drop_malformed);
     assert_eq!(config.api.http, Listen::Unix("/run/limiter/http.sock".into()));
     assert_eq!(config.api.admin, Listen::Tcp("[::1]:9000".parse().unwrap()));
+    assert_eq!(config.api.headers, HeaderFamilies { x_ratelimit: false, draft_10: false, draft_03: true });
+    let (interval, expires) = (Duration::from_millis(200), Duration::from_secs(60));
+    assert_eq!(config.api.pressure, PressureConfig { header: true, interval, expires });
     assert_eq!(config.store.max_counters, 50_000);
     let redis = redis(&config);
     assert_eq!(redis.url.address, RedisAddress::Tcp { host: "redis".into(), port: 7000 });
@@ -135,6 +143,10 @@ fn bad_values_are_refused_with_line_and_key() {
         ("[node]\nid = \"a b\"", "2: node.id: \"a b\" is not 1 to 64 of the characters A-Z a-z 0-9 _ . -"),
         ("[node]\nid = 5", "2: node.id: expected a name, found an integer"),
         ("node = 5", "1: node: expected a table, found an integer"),
+        ("[api.headers]\ndraft_10 = 1", "2: api.headers.draft_10: expected true or false, found an integer"),
+        ("[api.headers]\ndraft_3 = true", "2: api.headers.draft_3: unknown field: did you mean \"draft_03\"?"),
+        ("[api.pressure]\ninterval = \"50ms\"", "2: api.pressure.interval: 50ms is outside 100ms to 60s"),
+        ("[api.pressure]\ninterval = \"11s\"", "1: api.pressure.expires: is 10s, less than the interval of 11s"),
         ("[nod]\nid = \"a\"", "1: nod: unknown field: did you mean \"node\"?"),
         ("[metrics]\n", "1: metrics: unknown field: known are node, xdp, api, store, identity, policy, push"),
         ("[xdp]\ninterfaces = \"eth0\"", "2: xdp.interfaces: expected a list, found a string"),

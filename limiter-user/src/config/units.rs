@@ -151,6 +151,20 @@ pub fn thousandths(text: &str) -> Option<u64> {
     Decimal::parse(text)?.times(1000).and_then(|thousandths| u64::try_from(thousandths).ok())
 }
 
+/// A decimal in units of the `places`-th place; what is beyond is cut off. `None` when it is none or too large.
+pub fn decimal(text: &str, places: usize) -> Option<u64> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    if whole.is_empty() || !whole.bytes().chain(decimals.bytes()).all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let mut value: u64 = whole.parse().ok()?;
+    for place in 0..places {
+        let digit = decimals.as_bytes().get(place).map_or(0, |byte| u64::from(byte - b'0'));
+        value = value.checked_mul(10)?.checked_add(digit)?;
+    }
+    Some(value)
+}
+
 fn with_unit(
     text: &str,
     units: &[(&str, u64)],

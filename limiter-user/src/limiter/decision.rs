@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Request, Touched, Turn};
 use crate::{
     metrics::RuleMetrics,
-    policy::{BypassKind, Rule, Scope},
+    policy::{BypassKind, Limit, ResponseTemplate, Rule, Scope},
     store::{CellOutcome, Charge},
 };
 
@@ -65,6 +65,10 @@ pub struct Answer {
     pub reset_us: u64,
     /// On a denial that waiting ends.
     pub retry_after_us: Option<u64>,
+    /// The rule gives way to pressure at this time: its limit is less than it would be.
+    pub is_tightened: bool,
+    /// How the rule wants its denials answered.
+    pub response: Option<Arc<ResponseTemplate>>,
 }
 
 /// An enforced rule of scope `ip` that denied.
@@ -132,8 +136,15 @@ pub(super) fn conclude(
         return decision;
     };
     let (index, cell, outcome) = (touched.rules[position], &touched.cells[position], &outcomes[position]);
+    let (is_tightened, fits_whole) = match rules[index].limit_for(request.subject.client(), touched.plan) {
+        Limit::Limited(whole) => (whole != cell.algorithm, cell.cost <= whole.ceiling()),
+        Limit::Unlimited => (false, false),
+    };
+    // What fits the whole limit and not what is left of it can be allowed when the pressure is gone.
+    let fits_later = is_tightened && fits_whole && outcome.outcome == Outcome::Never;
     if denied {
-        decision.kind = if outcome.outcome == Outcome::Never { Kind::Unsatisfiable } else { Kind::Denied };
+        let never = outcome.outcome == Outcome::Never && !fits_later;
+        decision.kind = if never { Kind::Unsatisfiable } else { Kind::Denied };
     }
     if request.charge == Charge::Commit {
         metrics[index].count(decision.kind);
@@ -146,8 +157,11 @@ pub(super) fn conclude(
         reset_us: outcome.reset_us,
         retry_after_us: match outcome.outcome {
             Outcome::Denied { retry_after_us } => Some(retry_after_us),
+            Outcome::Never if fits_later => rules[index].adaptive.map(|adaptive| adaptive.recover_us),
             Outcome::Allowed | Outcome::Never => None,
         },
+        is_tightened,
+        response: if denied { rules[index].response.clone() } else { None },
     });
     decision
 }

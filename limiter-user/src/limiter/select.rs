@@ -92,7 +92,7 @@ impl Subject {
     }
 
     /// The client id of a key, or the user.
-    fn client(&self) -> Option<&str> {
+    pub(super) fn client(&self) -> Option<&str> {
         match &self.caller {
             Caller::Key { client, .. } => Some(client),
             Caller::User { user, .. } => Some(user),
@@ -262,7 +262,7 @@ mod tests {
     use limiter_common::time::UnixMicros;
 
     use super::*;
-    use crate::metrics::Metrics;
+    use crate::{metrics::Metrics, pressure::Pressure};
 
     #[test]
     fn of_a_hundred_rules_and_ten_thousand_endpoints_those_that_match_are_looked_at() {
@@ -281,7 +281,7 @@ mod tests {
         writeln!(text, "[[rules]]\nid = \"always\"\n{fields}").unwrap();
         writeln!(text, "[[rules]]\nid = \"rest\"\n{fields}\nmatch = \"most_specific\"").unwrap();
         let policy = Policy::parse(Path::new("/policy.toml"), &text).unwrap();
-        let active = Active::derive(policy, &[], &Metrics::new(), UnixMicros::new(0));
+        let active = Active::derive(policy, &[], &Metrics::new(), &Pressure::unreported(), UnixMicros::new(0));
         let subject = Subject { caller: Caller::Anonymous, address: None };
         let mut scratch = Scratch::default();
         for (path, found, expected) in [

@@ -1,8 +1,10 @@
 //! Second stage of reading a policy: what the fields mean, with every name resolved.
 
+mod adaptive;
 mod bypass;
 mod limits;
 mod packet;
+mod response;
 mod shape;
 
 use std::{
@@ -22,6 +24,7 @@ use limiter_common::{
 
 use self::{
     limits::{Overrides, Plans},
+    response::Responses,
     shape::Shape,
 };
 use super::{
@@ -56,8 +59,14 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
     let overrides = Overrides::read(raw.overrides.as_ref());
     let (endpoints, endpoint_names) = endpoints(raw.endpoints.as_ref());
     let mut ids = Names::new("a rule");
-    let mut names =
-        RuleNames { endpoints: &endpoint_names, plans: &plans, overrides: &overrides, attributes: Vec::new() };
+    let responses = Responses::read(raw.responses.as_ref());
+    let mut names = RuleNames {
+        endpoints: &endpoint_names,
+        plans: &plans,
+        overrides: &overrides,
+        responses: &responses,
+        attributes: Vec::new(),
+    };
     let rules = tables(raw.rules.as_ref()).map(RawRule::read);
     let rules: Vec<_> = rules.filter_map(|raw| rule(&raw, &mut names, &mut ids)).collect();
     let attributes = names.attributes;
@@ -218,6 +227,7 @@ struct RuleNames<'a, 'd> {
     endpoints: &'a [Arc<str>],
     plans: &'a Plans,
     overrides: &'a Overrides<'d>,
+    responses: &'a Responses,
     /// Attributes that rules have named so far.
     attributes: Vec<Arc<str>>,
 }
@@ -262,7 +272,13 @@ fn rule(raw: &RawRule<'_>, names: &mut RuleNames<'_, '_>, ids: &mut Names) -> Op
     }
     let shape = Shape::read(raw, window);
     let cost = raw.cost.as_ref().and_then(|value| value.within(1..=MAX_CEILING)).unwrap_or(1);
+    let response = raw.response.as_ref().and_then(|value| names.responses.of_rule(value));
+    let adaptive = raw.adaptive.as_ref().and_then(|value| adaptive::read(value, shape.burst_factor));
     let limits = limits::limits(raw, names.plans, names.overrides, &shape, cost)?;
+    if let (Some(value), Some(adaptive), Some(_)) = (&raw.adaptive, &adaptive, window) {
+        let all = std::iter::once(&limits.own).chain(limits.plans.values()).chain(limits.clients.values());
+        adaptive::check(value, adaptive, all, cost);
+    }
     let matching = raw.r#match.as_ref().and_then(|value| value.one_of(Matching::ALL)).unwrap_or_default();
     Some(Rule {
         id: id?,
@@ -276,6 +292,8 @@ fn rule(raw: &RawRule<'_>, names: &mut RuleNames<'_, '_>, ids: &mut Names) -> Op
         overrides: limits.clients,
         cost,
         mode: mode(raw.mode.as_ref()),
+        response,
+        adaptive,
     })
 }
 

@@ -164,7 +164,21 @@ fn sorted(texts: impl Iterator<Item = String>) -> String {
 }
 
 fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
-    let Rule { id: _, scope, endpoint, matching, window_us, burst_factor, limit, plans, overrides, cost, mode } = rule;
+    let Rule {
+        id: _,
+        scope,
+        endpoint,
+        matching,
+        window_us,
+        burst_factor,
+        limit,
+        plans,
+        overrides,
+        cost,
+        mode,
+        response,
+        adaptive,
+    } = rule;
     let scope = if let Scope::Attribute(index) = scope {
         let name = policy.attributes.get(usize::from(*index));
         format!("attribute:{}", name.map_or("", |name| &**name))
@@ -190,6 +204,12 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
         let patterns = policy.endpoints.groups().find(|(group, _)| *group == name).map(|(_, patterns)| patterns);
         let patterns = sorted(patterns.unwrap_or_default().iter().map(ToString::to_string));
         fields.insert("endpoint".to_owned(), format!("{name} [{patterns}]"));
+    }
+    if let Some(response) = response {
+        fields.insert("response".to_owned(), format!("{response:?}"));
+    }
+    if let Some(adaptive) = adaptive {
+        fields.insert("adaptive".to_owned(), format!("{adaptive:?}"));
     }
     for (plan, limit) in plans {
         fields.insert(format!("plans.{}", policy.plans[*plan]), limit_text(limit));

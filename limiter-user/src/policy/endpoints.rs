@@ -2,7 +2,7 @@
 //!
 //! # Patterns
 //!
-//! `[METHOD[,METHOD…] ]/PATH`; without a method, or with `*`, any method. In the path, by segment:
+//! `[METHOD[,METHOD…] ]/PATH`; without a method, or with `*`, any method; `GET` includes `HEAD`. In the path, by segment:
 //!
 //! - `name` is that segment exactly (case counts, percent-encoding does not),
 //! - `pre*` is any one segment that begins with `pre`,
@@ -409,14 +409,19 @@ impl Endpoints {
         !scratch.matches.is_empty()
     }
 
-    /// Bits of a request's method.
+    /// Bits of a request's method. `HEAD` belongs to the groups of `GET` as well, since a server answers it by the same
+    /// work: it must not be a way around their limits.
     fn bits_of(&self, method: &str) -> u64 {
-        let known = self.methods.iter().position(|known| known.eq_ignore_ascii_case(method));
-        ANY_METHOD | known.map_or(0, |index| 1 << index)
+        let bit = |method: &str| {
+            let known = self.methods.iter().position(|known| known.eq_ignore_ascii_case(method));
+            known.map_or(0, |index| 1 << index)
+        };
+        let as_get = if method.eq_ignore_ascii_case("HEAD") { bit("GET") } else { 0 };
+        ANY_METHOD | bit(method) | as_get
     }
 
     /// All groups that the request belongs to. `path` may be a whole request target. Methods are compared without regard
-    /// to case; `HEAD` is not `GET`.
+    /// to case.
     pub fn find<'s>(&self, method: &str, path: impl AsRef<[u8]>, scratch: &'s mut Scratch) -> Found<'s> {
         scratch.matches.clear();
         let mut reading = Reading { encoded_slash_separates: false, empty_segments_count: false };
@@ -724,7 +729,13 @@ mod tests {
             ("GET /x", "GET", true),
             ("GET /x", "get", true),
             ("get /x", "GET", true),
-            ("GET /x", "HEAD", false),
+            ("GET /x", "HEAD", true),
+            ("get /x", "head", true),
+            ("POST /x", "HEAD", false),
+            ("HEAD /x", "GET", false),
+            ("HEAD /x", "HEAD", true),
+            ("GET /x", "OPTIONS", false),
+            ("/x", "OPTIONS", true),
             ("GET,POST /x", "POST", true),
             ("GET,POST /x", "PUT", false),
             ("* /x", "BREW", true),

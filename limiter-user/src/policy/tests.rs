@@ -38,9 +38,9 @@ fn an_empty_policy_limits_nothing() {
 fn the_example_is_valid() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policy.toml"));
     let policy = Policy::load(path).unwrap();
-    assert_eq!((policy.rules.len(), policy.packet_rules.len()), (5, 3));
+    assert_eq!((policy.rules.len(), policy.packet_rules.len()), (6, 3));
     let (free, pro) = (policy.plan("free").unwrap(), policy.plan("pro").unwrap());
-    let [total, search, login, export, address] = &policy.rules[..] else { panic!("{policy:?}") };
+    let [total, search, login, export, address, everything] = &policy.rules[..] else { panic!("{policy:?}") };
 
     assert_eq!(
         (&*total.id, total.scope, total.endpoint, total.window_us),
@@ -58,6 +58,10 @@ fn the_example_is_valid() {
     assert_eq!(search.limit_for(None, None).ceiling(), Some(25));
     assert_eq!(search.limit_for(None, Some(free)).ceiling(), Some(25));
     assert_eq!(search.limit_for(None, Some(pro)), Limit::Unlimited);
+    let adaptive = everything.adaptive.unwrap();
+    assert_eq!((adaptive.floor, adaptive.target, adaptive.decrease), (5000, 800_000, 700_000));
+    assert_eq!((adaptive.target_latency_us, adaptive.recover_us), (Some(250_000), 60_000_000));
+    assert!(login.response.as_ref().is_some_and(|response| response.body.is_some()));
     assert_eq!((login.scope, login.endpoint, login.cost), (Scope::Ip, Some(1), 1));
     let bucket = LeakyBucket::new(2, 1_000_000, 10, 5_000_000).unwrap();
     assert_eq!(export.limit, Limit::Limited(Algorithm::LeakyBucket { bucket, window_us: 1_000_000 }));
@@ -531,7 +535,7 @@ fn all_mistakes_are_reported_at_once() {
         "8: rules[0].limit: limit is 0: use \"unlimited\" or remove the entry",
         "9: rules[0].window: \"1x\" is not a duration such as \"50ms\" (us, ms, s, m, h, d)",
         "10: rules[0].extra: unknown field: known are id, scope, endpoint, match, limit, plans, window, algorithm, burst_factor, burst, \
-         max_delay, cost, precision, mode, on_store_failure, region",
+         max_delay, cost, precision, mode, response, adaptive, on_store_failure, region",
         "12: packet_rules[0].id: \"r\" is the name of a rule above already",
         "13: packet_rules[0].cidr: ::1/64 has bits set beyond its length: did you mean ::/64?",
         "14: packet_rules[0].bytes: expected a table, found an integer",
@@ -612,4 +616,133 @@ fn an_override_comes_before_every_plan() {
     ] {
         assert_eq!(policy.rules[0].limit_for(client, plan).ceiling(), ceiling, "{client:?} {plan:?}");
     }
+}
+
+#[test]
+fn responses_are_named_or_stand_in_the_rule() {
+    let policy = parse(
+        "[responses.page]\nstatus = 503\ncontent_type = \"text/html\"\nbody = \"<p>{retry_after_seconds}</p>\"\n\
+         [[rules]]\nid = \"a\"\nscope = \"ip\"\nlimit = 1\nwindow = \"1s\"\nresponse = \"page\"\n\
+         [[rules]]\nid = \"b\"\nscope = \"ip\"\nlimit = 1\nwindow = \"1s\"\n\
+         response = { headers = { X-Reason = \"{rule}\" } }\n\
+         [[rules]]\nid = \"c\"\nscope = \"ip\"\nlimit = 1\nwindow = \"1s\"\n",
+    )
+    .unwrap();
+    let [page, inline, none] = [0, 1, 2].map(|index| policy.rules[index].response.as_deref());
+    let page = page.unwrap();
+    assert_eq!(page.status.map(|status| status.as_u16()), Some(503));
+    let body = page.body.as_ref().unwrap();
+    assert_eq!(body.content_type, "text/html");
+    assert_eq!(body.text.filled(&response::Values::SAMPLE), "<p>1</p>");
+    let inline = inline.unwrap();
+    assert_eq!((inline.status, &inline.body, inline.headers.len()), (None, &None, 1));
+    assert_eq!(inline.headers[0].1.filled(&response::Values::SAMPLE), "rule");
+    assert_eq!(none, None);
+}
+
+#[test]
+fn wrong_responses_are_refused() {
+    let many: String = (0..33).map(|n| format!("x{n} = \"\", ")).collect();
+    for (fields, message) in [
+        ("response = 5", "8: rules[0].response: expected a table, found an integer"),
+        ("response = \"page\"", "8: rules[0].response: there is no response \"page\": none is declared"),
+        ("response = {}", "8: rules[0].response: changes nothing: give a status, a body or headers"),
+        ("response = { status = 399 }", "8: rules[0].response.status: 399 is outside 400 to 599"),
+        ("response = { status = 600 }", "8: rules[0].response.status: 600 is outside 400 to 599"),
+        ("response = { sttus = 429, body = \"\" }", "unknown field: did you mean \"status\"?"),
+        (
+            "response = { body = \"{name}\" }",
+            "8: rules[0].response.body: {name} is not a placeholder: known are {rule}, ",
+        ),
+        (
+            "response = { content_type = \"application/json\", body = \"{ \\\"a\\\": }\" }",
+            "8: rules[0].response.body: is not JSON when it is filled in",
+        ),
+        (
+            "response = { content_type = \"application/json\", body = \"{retry_after_seconds}0\" }",
+            "8: rules[0].response.body: is not JSON when it is filled in (null0)",
+        ),
+        ("response = { status = 429, content_type = \"text/html\" }", "content_type: says nothing without a body"),
+        ("response = { content_type = \"html\", body = \"\" }", "\"html\" is not a media type such as"),
+        ("response = { content_type = \"text/html\\r\\nX: y\", body = \"\" }", "is not a media type such as"),
+        ("response = { headers = { Retry-After = \"1\" } }", "\"Retry-After\" cannot be set here: the agent sets it"),
+        ("response = { headers = { X-RateLimit-Limit = \"1\" } }", "cannot be set here: see [api.headers]"),
+        ("response = { headers = { Content-Type = \"a/b\" } }", "cannot be set here: give it as content_type"),
+        ("response = { headers = { Content-Length = \"1\" } }", "cannot be set here: it follows from the body"),
+        ("response = { headers = { \"a b\" = \"1\" } }", "\"a b\" cannot be the name of a header"),
+        ("response = { headers = { a = \"1\", A = \"2\" } }", "\"A\" is named twice"),
+        ("response = { headers = { a = \"x\\ny\" } }", "which a header cannot carry"),
+        ("response = { headers = { a = \"{x}\" } }", "{x} is not a placeholder"),
+    ] {
+        let errors = parse(&rule(&format!("limit = 1\n{fields}"))).unwrap_err().to_string();
+        assert!(errors.contains(message) && errors.lines().count() == 1, "{fields}: {errors}");
+    }
+    for (fields, message) in [
+        (format!("response = {{ body = \"{}\" }}", "x".repeat(65_537)), "could become 65537 bytes"),
+        (format!("response = {{ headers = {{ a = \"{}\" }} }}", "{rule}".repeat(65)), "could become 4160 bytes"),
+        (format!("response = {{ headers = {{ {} }} }}", many.trim_end_matches(", ")), "33 headers: at most 32"),
+    ] {
+        let errors = parse(&rule(&format!("limit = 1\n{fields}"))).unwrap_err().to_string();
+        assert!(errors.contains(message), "{errors}");
+    }
+    // A mistake in a response that no rule names is one all the same.
+    let errors = parse("[responses.a]\nstatus = 200\n[responses.\"b c\"]\nstatus = 429\n").unwrap_err().to_string();
+    assert!(errors.contains("2: responses.a.status: 200 is outside 400 to 599"), "{errors}");
+    assert!(errors.contains("\"b c\" is not 1 to 64 of the characters"), "{errors}");
+}
+
+#[test]
+fn rules_that_give_way_to_pressure_say_how_far() {
+    let adaptive = |fields: &str| parse(&rule(fields)).map(|policy| policy.rules[0].adaptive.unwrap());
+    let read = adaptive("limit = 10\nburst_factor = 1.5\nadaptive = { floor = 3 }").unwrap();
+    let defaults = Adaptive {
+        floor: 3,
+        floor_ceiling: 4,
+        target: 800_000,
+        target_latency_us: None,
+        decrease: 700_000,
+        recover_us: 60_000_000,
+    };
+    assert_eq!(read, defaults);
+    let read = adaptive(
+        "plans = { free = 2, pro = 10 }\n\
+         adaptive = { floor = 4, target = 0.5, target_latency = \"250ms\", decrease = 0.25, recover = \"1s\" }",
+    );
+    let given = Adaptive {
+        floor: 4,
+        floor_ceiling: 4,
+        target: 500_000,
+        target_latency_us: Some(250_000),
+        decrease: 250_000,
+        recover_us: 1_000_000,
+    };
+    assert_eq!(read.unwrap(), given);
+    for (fields, message) in [
+        ("adaptive = 5", "8: rules[0].adaptive: expected a table, found an integer"),
+        ("adaptive = {}", "rules[0].adaptive.floor: is missing"),
+        ("adaptive = { floor = 0 }", "8: rules[0].adaptive.floor: 0 is outside 1 to "),
+        ("adaptive = { floor = 10 }", "8: rules[0].adaptive: tightens nothing: the floor of 10 is not below any limit"),
+        ("adaptive = { floor = 1, flor = 1 }", "unknown field: did you mean \"floor\"?"),
+        ("adaptive = { floor = 1, target = 1 }", "adaptive.target: is not a number between 0 and 1"),
+        ("adaptive = { floor = 1, target = 0.0 }", "adaptive.target: is not a number between 0 and 1"),
+        ("adaptive = { floor = 1, decrease = 1.5 }", "adaptive.decrease: is not a number between 0 and 1"),
+        ("adaptive = { floor = 1, recover = \"100ms\" }", "adaptive.recover: 100ms is outside 1s to 86400s"),
+        (
+            "adaptive = { floor = 1, target_latency = \"500us\" }",
+            "adaptive.target_latency: 500µs is outside 1ms to 3600s",
+        ),
+        (
+            "cost = 5\nadaptive = { floor = 4 }",
+            "9: rules[0].adaptive: at the floor of 4 no request could pass: each costs 5, and the most is 4",
+        ),
+    ] {
+        let errors = parse(&rule(&format!("limit = 10\n{fields}"))).unwrap_err().to_string();
+        assert!(errors.contains(message) && errors.lines().count() == 1, "{fields}: {errors}");
+    }
+    let errors = adaptive("limit = \"unlimited\"\nadaptive = { floor = 4 }").unwrap_err().to_string();
+    assert!(errors.contains("tightens nothing"), "{errors}");
+    let slow = "[[rules]]\nid = \"r\"\nscope = \"ip\"\nlimit = 1000\nwindow = \"366d\"\n\
+                algorithm = \"leaky_bucket\"\nburst = 9\nadaptive = { floor = 1 }\n";
+    let errors = parse(slow).unwrap_err().to_string();
+    assert!(errors.contains("at the floor of 1: an exhausted bucket would take more than 104 days"), "{errors}");
 }

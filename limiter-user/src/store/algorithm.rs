@@ -5,7 +5,8 @@
 //! changes its algorithm within a kind keeps its counters as they are; between kinds what was taken is carried over.
 
 use limiter_common::{
-    bucket::Bucket,
+    adaptive::{self, FULL},
+    bucket::{Bucket, BucketError, MAX_FILL_NS},
     fixed_window,
     leaky_bucket::LeakyBucket,
     sliding_log,
@@ -88,6 +89,49 @@ impl Algorithm {
             Self::TokenBucket { bucket, .. } => bucket.burst(),
             Self::LeakyBucket { bucket, .. } => bucket.bucket().burst(),
         }
+    }
+
+    /// The algorithm while only a share of its limit is granted. Where its ceiling stands for a limit, that shrinks down to
+    /// `floor_ceiling`; where it has a rate, that shrinks down to `floor` units a window. A queue keeps its length.
+    ///
+    /// There is an error only where the floor itself is too slow for a bucket.
+    #[inline]
+    pub fn tightened(&self, floor: u64, floor_ceiling: u64, share: u32) -> Result<Self, BucketError> {
+        if share >= FULL {
+            return Ok(*self);
+        }
+        let window =
+            |window: &Window| Window { ceiling: adaptive::effective(window.ceiling, floor_ceiling, share), ..*window };
+        Ok(match self {
+            Self::SlidingWindow(given) => Self::SlidingWindow(window(given)),
+            Self::FixedWindow(given) => Self::FixedWindow(window(given)),
+            Self::SlidingLog(given) => Self::SlidingLog(window(given)),
+            Self::TokenBucket { bucket, window_us } => {
+                let interval_ns = slower(bucket, *window_us, floor, share);
+                let burst = adaptive::effective(bucket.burst(), floor_ceiling, share);
+                // The interval is rounded up, so that the product may be more than it was.
+                let burst = burst.min(MAX_FILL_NS / interval_ns.max(1)).max(1);
+                Self::TokenBucket { bucket: Bucket::from_interval(interval_ns, burst)?, window_us: *window_us }
+            }
+            Self::LeakyBucket { bucket, window_us } => {
+                let interval_ns = slower(bucket.bucket(), *window_us, floor, share);
+                Self::LeakyBucket { bucket: bucket.with_interval(interval_ns)?, window_us: *window_us }
+            }
+        })
+    }
+
+    /// The share at which [`Self::tightened`] reaches the floor.
+    pub fn share_of_floor(&self, floor: u64, floor_ceiling: u64) -> u32 {
+        let share = match self {
+            Self::SlidingWindow(_) | Self::FixedWindow(_) | Self::SlidingLog(_) | Self::TokenBucket { .. } => {
+                u128::from(floor_ceiling) * u128::from(FULL) / u128::from(self.ceiling().max(1))
+            }
+            Self::LeakyBucket { bucket, window_us } => {
+                let slowest = slower(bucket.bucket(), *window_us, floor, 0);
+                u128::from(bucket.bucket().interval_ns()) * u128::from(FULL) / u128::from(slowest.max(1))
+            }
+        };
+        u32::try_from(share).unwrap_or(FULL).min(FULL)
     }
 
     pub const fn bucket(&self) -> Option<&Bucket> {
@@ -185,8 +229,60 @@ impl Algorithm {
     }
 }
 
+/// The interval of a bucket at a share of its rate, at most that of `floor` units a window.
+fn slower(bucket: &Bucket, window_us: u64, floor: u64, share: u32) -> u64 {
+    let interval_ns = bucket.interval_ns();
+    let slowest = (u128::from(window_us) * 1000).div_ceil(u128::from(floor.max(1)));
+    let slower = (u128::from(interval_ns) * u128::from(FULL)).div_ceil(u128::from(share.max(1)));
+    u64::try_from(slower.min(slowest)).unwrap_or(u64::MAX).max(interval_ns)
+}
+
 /// Saturates in the year 2554.
 #[inline]
 pub(super) const fn in_ns(us: u64) -> u64 {
     us.saturating_mul(1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn all(limit: u64, window_us: u64) -> [Algorithm; 5] {
+        let window = Window { window_us, ceiling: limit };
+        [
+            Algorithm::SlidingWindow(window),
+            Algorithm::FixedWindow(window),
+            Algorithm::SlidingLog(window),
+            Algorithm::TokenBucket { bucket: Bucket::new(limit, window_us, limit).unwrap(), window_us },
+            Algorithm::LeakyBucket { bucket: LeakyBucket::new(limit, window_us, 9, 1_000_000).unwrap(), window_us },
+        ]
+    }
+
+    proptest! {
+        /// Both the ceiling and the rate stay between floor and limit, and go the same way as the share.
+        #[test]
+        fn each_algorithm_is_tightened_between_floor_and_limit(
+            limit in 1u64..10_000, floor in 1u64..20_000, a in 0..=FULL, b in 0..=FULL,
+        ) {
+            let window_us = 60_000_000;
+            for algorithm in all(limit, window_us) {
+                let tightened = |share| algorithm.tightened(floor, floor, share).unwrap();
+                let (less, more) = (tightened(a.min(b)), tightened(a.max(b)));
+                let interval = |algorithm: &Algorithm| algorithm.bucket().map_or(1, Bucket::interval_ns);
+                prop_assert!(less.ceiling() <= more.ceiling() && interval(&less) >= interval(&more));
+                prop_assert!(more.ceiling() <= algorithm.ceiling() && interval(&more) >= interval(&algorithm));
+                let lowest = tightened(0);
+                let keeps_its_queue = matches!(algorithm, Algorithm::LeakyBucket { .. });
+                let least = if keeps_its_queue { algorithm.ceiling() } else { floor.min(limit) };
+                prop_assert_eq!(lowest.ceiling(), least);
+                let slowest = (window_us * 1000).div_ceil(floor).max(interval(&algorithm));
+                prop_assert!(algorithm.bucket().is_none() || interval(&lowest) == slowest);
+                prop_assert_eq!(tightened(FULL), algorithm);
+                let share = algorithm.share_of_floor(floor, floor);
+                prop_assert_eq!(tightened(share).ceiling(), lowest.ceiling());
+            }
+        }
+    }
 }
