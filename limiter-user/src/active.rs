@@ -29,6 +29,8 @@ pub struct Active {
     pub never_pushed: Vec<IpNet>,
     /// Whether any rule is about keys or their users.
     pub limits_keys: bool,
+    /// Whether any rule is about sessions.
+    pub limits_sessions: bool,
     pub loaded_at: UnixMicros,
 }
 
@@ -51,6 +53,7 @@ impl Active {
             metrics: policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect(),
             never_pushed: trusted_proxies.iter().chain(&policy.allow).copied().collect(),
             limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User)),
+            limits_sessions: policy.rules.iter().any(|rule| rule.scope == Scope::Session),
             policy,
             loaded_at,
         }

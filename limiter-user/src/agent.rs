@@ -1,12 +1,9 @@
 //! The agent: everything is read, bound and loaded first, and only then does anything act.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use axum::{Router, http::HeaderName, routing};
+use axum::{Router, routing};
 use limiter_common::addr::SrcPrefixes;
 use tokio::{sync::Notify, time::MissedTickBehavior};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -15,8 +12,9 @@ use crate::{
     active::Active,
     api::{
         admin::{self, Admin},
+        callers::Callers,
         check, decide,
-        gate::{Gate, KeyUse},
+        gate::Gate,
         serve::Listener,
     },
     cli::validate::Checked,
@@ -68,7 +66,6 @@ impl Agent {
     /// touched.
     pub async fn build(checked: Checked) -> Result<Self> {
         let Checked { config, environment, policy, policy_watch, keys, watch, .. } = checked;
-        let header = HeaderName::try_from(&*config.identity.api_key_header).context("identity.api_key_header")?;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
         let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
@@ -122,11 +119,10 @@ impl Agent {
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
         let identity = config.identity.clone();
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
-        let has_file = AtomicBool::new(watch.as_ref().is_some_and(KeyWatch::is_in_use));
+        let callers = Callers::new(&identity, keys, watch.as_ref().is_some_and(KeyWatch::is_in_use))?;
         let gate = Gate::new(
             limiter,
-            keys,
-            KeyUse { enabled: watch.is_some(), header, has_file },
+            callers,
             identity.trusted_proxies.clone(),
             Arc::clone(&host),
             pusher,

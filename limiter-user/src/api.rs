@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod body;
+pub mod callers;
 pub mod check;
 pub mod decide;
 pub mod gate;

@@ -124,12 +124,15 @@ pub struct TopArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub config: ConfigArg,
-    /// API key that the request presents; without one, --user or --ip is needed.
-    #[arg(long, value_name = "KEY", required_unless_present_any = ["ip", "user"])]
+    /// API key that the request presents; without one, --user, --session or --ip is needed.
+    #[arg(long, value_name = "KEY", required_unless_present_any = ["ip", "user", "session"])]
     pub key: Option<String>,
     /// User that the gateway has authenticated itself.
     #[arg(long, conflicts_with = "key")]
     pub user: Option<String>,
+    /// Value of the session cookie.
+    #[arg(long, value_name = "VALUE", conflicts_with_all = ["key", "user"])]
+    pub session: Option<String>,
     /// Plan of that user.
     #[arg(long, requires = "user")]
     pub plan: Option<String>,
@@ -305,6 +308,7 @@ mod tests {
             "limiter top",
             "limiter top --once --json --rows 5",
             "limiter check --key K --path /x",
+            "limiter check --session s_1 --path /x",
             "limiter check --ip 192.0.2.1 --method POST --path /x --cost 5 --peek",
             "limiter block 192.0.2.0/24 --for 10m",
             "limiter block 192.0.2.1",
@@ -340,6 +344,7 @@ mod tests {
             ("limiter block 192.0.2.1 --for 0s", Exit::Usage),
             ("limiter check --path /x", Exit::Usage),
             ("limiter check --key K --cost 0", Exit::Usage),
+            ("limiter check --key K --session s_1", Exit::Usage),
             ("limiter top --rows 0", Exit::Usage),
         ] {
             assert_eq!(parse(line).err(), Some(exit), "{line}");

@@ -23,7 +23,9 @@ pub fn response(decision: &Decision, request_headers: &HeaderMap, deny_status: O
         Kind::Unsatisfiable => {
             (denied, Some(("cost_exceeds_limit", "The request costs more than its limit ever allows")))
         }
-        Kind::Unauthenticated => (StatusCode::UNAUTHORIZED, Some(("unauthenticated", "The API key is not valid"))),
+        Kind::Unauthenticated => {
+            (StatusCode::UNAUTHORIZED, Some(("unauthenticated", "The API key or token is not valid")))
+        }
     };
     let mut response = match refusal {
         None => status.into_response(),

@@ -1,26 +1,17 @@
 //! What every API does with a request: who is it, may it pass, and what of that the kernel should know.
 
-use std::{
-    borrow::Cow,
-    cell::RefCell,
-    net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{cell::RefCell, net::IpAddr, sync::Arc};
 
-use arc_swap::ArcSwap;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue};
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
-use super::serve::Peer;
+use super::{callers::Callers, serve::Peer};
 use crate::{
     clock::Stopwatch,
-    config::ConfigErrors,
+    config::{Config, ConfigErrors},
     host::HostAddresses,
-    identity::{Arrival, ClientAddress, KeyLookup, KeyStore, client_address},
+    identity::{Arrival, ClientAddress, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
     policy::{Policy, Scratch},
@@ -31,31 +22,18 @@ use crate::{
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
 const X_REAL_IP: &str = "x-real-ip";
-/// RFC 6750, section 2.1; schemes are compared without regard to case.
-const BEARER: &[u8] = b"bearer ";
 
 /// Identity, decision and push, for every API alike.
 #[derive(Debug)]
 pub struct Gate {
     limiter: Limiter,
-    keys: ArcSwap<KeyStore>,
-    key_use: KeyUse,
+    callers: Callers,
     trusted_proxies: Vec<IpNet>,
     host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
     /// Who wants to know who asks most.
     top: Option<Arc<Top>>,
-}
-
-/// Where API keys are looked for.
-#[derive(Debug)]
-pub struct KeyUse {
-    /// Whether the configuration identifies requests by API keys.
-    pub enabled: bool,
-    pub header: HeaderName,
-    /// There is a key file, or was one.
-    pub has_file: AtomicBool,
 }
 
 thread_local! {
@@ -66,14 +44,13 @@ thread_local! {
 impl Gate {
     pub fn new(
         limiter: Limiter,
-        keys: KeyStore,
-        key_use: KeyUse,
+        callers: Callers,
         trusted_proxies: Vec<IpNet>,
         host: Arc<HostAddresses>,
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { limiter, keys: ArcSwap::from_pointee(keys), key_use, trusted_proxies, host, pusher, metrics, top: None }
+        Self { limiter, callers, trusted_proxies, host, pusher, metrics, top: None }
     }
 
     /// Shows `top` every request.
@@ -89,18 +66,12 @@ impl Gate {
 
     /// Makes a changed key file effective.
     pub fn replace_keys(&self, keys: KeyStore) {
-        self.keys.store(Arc::new(keys));
-        self.key_use.has_file.store(true, Ordering::Relaxed);
+        self.callers.replace_keys(keys);
     }
 
-    /// Whether every plan of a key is in `policy`.
-    pub fn check_plans(&self, policy: &Policy) -> Result<(), ConfigErrors> {
-        if self.key_use.enabled { self.keys.load().check_plans(policy).or(Some(())) } else { Ok(()) }
-    }
-
-    /// Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of ours.
-    fn uses_keys(&self) -> bool {
-        self.key_use.enabled && (self.key_use.has_file.load(Ordering::Relaxed) || self.limiter.active().limits_keys)
+    /// Whether `policy` fits the callers of an agent with this configuration.
+    pub fn check_policy(&self, config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
+        self.callers.check_policy(config, policy)
     }
 
     pub fn decide(&self, request: &Request<'_>) -> Decision {
@@ -126,7 +97,6 @@ impl Gate {
     }
 
     pub fn subject_of_headers(&self, headers: &HeaderMap, peer: Peer) -> Subject {
-        let caller = self.api_key(headers).map_or(Caller::Anonymous, |api_key| self.caller_of_key(&api_key));
         let forwarded_for: SmallVec<[&[u8]; 4]> =
             headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
         let arrival = Arrival {
@@ -135,30 +105,17 @@ impl Gate {
             real_ip: headers.get(X_REAL_IP).map(HeaderValue::as_bytes),
         };
         let address = client_address(&arrival, &self.trusted_proxies, |address| self.host.contains(address));
-        Subject { caller, address }
+        Subject { caller: self.callers.of_headers(headers, address, &self.limiter.active()), address }
     }
 
-    fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<Cow<'a, str>> {
-        if !self.uses_keys() {
-            return None;
-        }
-        // Lossy: a key with other bytes than ours have is unknown, not absent.
-        let key = |bytes: &'a [u8]| String::from_utf8_lossy(bytes);
-        headers.get(&self.key_use.header).map(|value| key(value.as_bytes())).or_else(|| {
-            let credentials = headers.get(header::AUTHORIZATION)?.as_bytes();
-            let (scheme, credentials) = credentials.split_at_checked(BEARER.len())?;
-            scheme.eq_ignore_ascii_case(BEARER).then(|| key(credentials.trim_ascii()))
-        })
-    }
-
+    /// Whom an API key is of.
     pub fn caller_of_key(&self, api_key: &str) -> Caller {
-        if !self.uses_keys() {
-            return Caller::Unauthenticated;
-        }
-        match self.keys.load().lookup(api_key) {
-            KeyLookup::Known { id, client, plan } => Caller::Key { id, client, plan },
-            KeyLookup::Disabled(_) | KeyLookup::Unknown => Caller::Unauthenticated,
-        }
+        self.callers.of_key(api_key, &self.limiter.active())
+    }
+
+    /// Whom the session cookie with this value names.
+    pub fn caller_of_session(&self, session: &str) -> Caller {
+        self.callers.of_session(session)
     }
 
     /// A client that a program names. Its packets come to this host only if the program runs here, as a gateway does.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{ConfigArg, report, say, warn};
 use crate::{
-    config::{Config, ConfigErrors, Environment, IdentityKind},
+    config::{Config, ConfigErrors, Environment, IdentityKind, StoreKind},
     exit::Exit,
     identity::{KeyStore, KeyWatch},
     policy::{Policy, Scope},
@@ -45,8 +45,8 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     if let (Some((keys, _)), Some((policy, _))) = (&keys, &policy) {
         keep(keys.check_plans(policy));
     }
-    if let (Some(config), Some((policy, _))) = (&configuration.config, &policy) {
-        keep(check_scopes(config, policy));
+    if let (Some(config), Some((policy, _)), Some((keys, _))) = (&configuration.config, &policy, &keys) {
+        keep(check_scopes(config, policy, keys));
     }
     match (configuration.config, policy, keys) {
         (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
@@ -57,14 +57,29 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     }
 }
 
-/// Rules whose identity no request can have.
-fn check_scopes(config: &Config, policy: &Policy) -> ConfigErrors {
+/// Rules whose identity no request can have, or which nodes would count apart.
+pub(crate) fn check_scopes(config: &Config, policy: &Policy, keys: &KeyStore) -> ConfigErrors {
     let mut errors = ConfigErrors::new();
-    if !config.identity.order.contains(&IdentityKind::ApiKey) {
-        for rule in policy.rules.iter().filter(|rule| rule.scope == Scope::Key) {
-            let message = format!("the rule \"{}\" limits API keys, and identity.order has no \"api_key\"", rule.id);
-            errors.extend(ConfigErrors::of_file(&config.policy.file, "rules.scope", message, false));
-        }
+    let order = &config.identity.order;
+    for rule in &policy.rules {
+        let by_session = [IdentityKind::Session, IdentityKind::UserAgent];
+        let message = match rule.scope {
+            Scope::Key if !order.contains(&IdentityKind::ApiKey) => {
+                format!("the rule \"{}\" limits API keys, and identity.order has no \"api_key\"", rule.id)
+            }
+            Scope::Session if !by_session.iter().any(|kind| order.contains(kind)) => format!(
+                "the rule \"{}\" limits sessions, and identity.order has neither \"session_cookie\" nor \"user_agent\"",
+                rule.id
+            ),
+            Scope::Session if config.store.kind != StoreKind::Memory && keys.secret().is_none() => format!(
+                "the rule \"{}\" counts sessions in Redis, by hashes that all nodes have to make alike: write 64 random \
+                 hexadecimal digits to {} (openssl rand -hex 32), readable by the agent alone, and copy it to all nodes",
+                rule.id,
+                config.identity.key_secret_file.display()
+            ),
+            Scope::User | Scope::Key | Scope::Session | Scope::Ip | Scope::Global => continue,
+        };
+        errors.extend(ConfigErrors::of_file(&config.policy.file, "rules.scope", message, false));
     }
     errors
 }
@@ -181,6 +196,24 @@ mod tests {
         assert!(errors.ends_with("the rule \"k\" limits API keys, and identity.order has no \"api_key\""), "{errors}");
         let files = Files::new("order = [\"ip\", \"api_key\"]\n", policy, "");
         assert!(files.check().unwrap_err().to_string().contains("\"ip\" comes last"));
+    }
+
+    #[test]
+    fn a_rule_for_sessions_needs_sessions_and_nodes_that_agree_on_them() {
+        let policy = "[[rules]]\nid = \"s\"\nscope = \"session\"\nlimit = 1\nwindow = \"1s\"\n";
+        let files = Files::new("order = [\"api_key\", \"ip\"]\n", policy, "");
+        let errors = files.check().unwrap_err().to_string();
+        assert!(errors.ends_with("identity.order has neither \"session_cookie\" nor \"user_agent\""), "{errors}");
+        assert!(Files::new("", policy, "").check().is_ok());
+        let redis =
+            "session_cookie = \"sid\"\n[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"redis://127.0.0.1\"]\n";
+        let files = Files::new(redis, policy, "");
+        let errors = files.check().unwrap_err().to_string();
+        assert!(errors.contains("write 64 random hexadecimal digits to") && errors.contains("secret"), "{errors}");
+        fs::write(files.path("secret"), format!("{}\n", "0".repeat(64))).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(files.path("secret"), mode).unwrap();
+        assert!(files.check().is_ok());
     }
 
     #[test]

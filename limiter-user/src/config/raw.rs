@@ -20,8 +20,8 @@ raw_table!(RawStore { kind, max_counters; tables redis: RawRedis; later breaker 
 raw_table!(RawRedis in place { urls, mode, username, password_file, timeout, sync_interval; later tls });
 
 raw_table!(RawIdentity {
-    order, api_key_header, key_file, key_secret_file, trusted_proxies, ipv4_prefix, ipv6_prefix;
-    later jwt, session_cookie
+    order, api_key_header, session_cookie, key_file, key_secret_file, trusted_proxies, ipv4_prefix, ipv6_prefix;
+    later jwt
 });
 
 raw_table!(RawPolicySource { file; later redis });

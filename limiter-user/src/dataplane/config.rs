@@ -120,6 +120,12 @@ impl Default for Schema {
 impl Default for Tuning {
     fn default() -> Self {
         let events = Quota { rate: Rate { count: 1000, per_ns: 1_000_000_000 }, burst: 500 };
-        Self { swap_attempts: 8, new_sources: None, sample_one_in: 128, events: Some(events), schema: Schema::default() }
+        Self {
+            swap_attempts: 8,
+            new_sources: None,
+            sample_one_in: 128,
+            events: Some(events),
+            schema: Schema::default(),
+        }
     }
 }

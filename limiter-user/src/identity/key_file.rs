@@ -86,6 +86,11 @@ impl KeyStore {
         }
     }
 
+    /// What keys, and sessions, are hashed with, if there is a file with it.
+    pub const fn secret(&self) -> Option<&KeySecret> {
+        self.secret.as_ref()
+    }
+
     pub fn len(&self) -> usize {
         self.entries.len()
     }

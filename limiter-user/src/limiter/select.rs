@@ -7,7 +7,7 @@ use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode};
 use crate::{
     identity::ClientAddress,
     policy::{Limit, Rule, Scope},
-    store::{ApiKeyId, Cell, Charge, CounterKey, Identity},
+    store::{ApiKeyId, Cell, Charge, CounterKey, Identity, SessionId},
 };
 
 /// Who a request comes from, as far as it is known.
@@ -19,13 +19,15 @@ pub enum Caller {
         client: Arc<str>,
         plan: Option<Arc<str>>,
     },
-    /// A client that the gateway has authenticated itself.
+    /// A client that the gateway has authenticated itself, or a verified token names.
     User {
         user: Arc<str>,
         plan: Option<Arc<str>>,
     },
+    /// Whoever has this cookie, or this address with this User-Agent.
+    Session(SessionId),
     Anonymous,
-    /// An API key that is unknown or disabled.
+    /// An API key that is unknown or disabled, or a token that is not valid.
     Unauthenticated,
 }
 
@@ -71,7 +73,8 @@ impl Subject {
                 Some(Identity::User(Arc::clone(user)))
             }
             (Scope::Key, Caller::Key { id, .. }) => Some(Identity::Key(*id)),
-            (Scope::User | Scope::Key, Caller::Anonymous) | (Scope::Key, Caller::User { .. }) => None,
+            (Scope::Session, Caller::Session(id)) => Some(Identity::Session(*id)),
+            (Scope::User | Scope::Key | Scope::Session, _) => None,
         }
     }
 }

@@ -281,9 +281,6 @@ fn rule(raw: &RawRule<'_>, names: &RuleNames<'_>, ids: &mut Names) -> Option<Rul
 }
 
 fn scope(value: &Value<'_>) -> Option<Scope> {
-    if value.is_later(&["session"]) {
-        return None;
-    }
     let words: Vec<_> = Scope::ALL.iter().map(|scope| (scope.as_str(), *scope)).collect();
     value.one_of(&words)
 }
