@@ -23,7 +23,7 @@ use crate::{
     dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane, Tuning},
     events::EventWorker,
     host::HostAddresses,
-    identity::KeyWatch,
+    identity::{JwtWatch, KeyWatch},
     limiter::Limiter,
     metrics::Metrics,
     policy::Policy,
@@ -65,7 +65,7 @@ impl Agent {
     /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
     /// touched.
     pub async fn build(checked: Checked) -> Result<Self> {
-        let Checked { config, environment, policy, policy_watch, keys, watch, .. } = checked;
+        let Checked { config, environment, policy, policy_watch, keys, watch, jwt, .. } = checked;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
         let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
@@ -119,7 +119,9 @@ impl Agent {
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
         let identity = config.identity.clone();
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
-        let callers = Callers::new(&identity, keys, watch.as_ref().is_some_and(KeyWatch::is_in_use))?;
+        let has_key_file = watch.as_ref().is_some_and(KeyWatch::is_in_use);
+        let (jwt, jwt_watch) = jwt.unzip();
+        let callers = Callers::new(&identity, keys, has_key_file, jwt, Arc::clone(&clock) as Arc<dyn Clock>)?;
         let gate = Gate::new(
             limiter,
             callers,
@@ -143,7 +145,8 @@ impl Agent {
             changed,
         };
         let admin_state = Arc::new(Admin { metrics, status, dataplane: dataplane.clone(), top: Arc::clone(&top) });
-        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host, top, mend_error: None };
+        let keeper =
+            Keeper { gate, keys: watch, jwt: jwt_watch, counters, clock, dataplane, host, top, mend_error: None };
         Ok(Self { http, admin, admin_state, keeper, reloader, push, events, sync })
     }
 
@@ -198,6 +201,8 @@ struct Keeper {
     gate: Arc<Gate>,
     /// `None` when requests are not identified by API keys.
     keys: Option<KeyWatch>,
+    /// `None` when tokens are not believed.
+    jwt: Option<JwtWatch>,
     counters: Arc<MemoryStore>,
     clock: Arc<SharedClock>,
     dataplane: Option<Arc<dyn Dataplane>>,
@@ -238,6 +243,16 @@ impl Keeper {
         }
         if let Err(error) = self.host.refresh() {
             tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");
+        }
+        match self.jwt.as_mut().map(JwtWatch::changed) {
+            Some(Ok(Some(jwt))) => {
+                tracing::info!(target: "limiter::api", keys = jwt.key_count(), "read the changed keys of tokens");
+                self.gate.replace_jwt(jwt);
+            }
+            Some(Err(errors)) => {
+                tracing::warn!(target: "limiter::api", %errors, "the old keys of tokens stay in force")
+            }
+            Some(Ok(None)) | None => {}
         }
         match self.keys.as_mut().map(KeyWatch::changed) {
             Some(Ok(Some(keys))) => {

@@ -5,6 +5,7 @@
 pub(crate) mod difference;
 mod document;
 pub mod error;
+pub mod jwt;
 pub mod prefix;
 mod raw;
 pub mod redis_url;
@@ -27,6 +28,7 @@ use self::raw::{RawApi, RawConfig, RawIdentity, RawNode, RawPolicySource, RawPus
 pub use self::{
     document::Environment,
     error::{ConfigError, ConfigErrors, Origin},
+    jwt::{JwtAlgorithm, JwtConfig},
     redis_url::{RedisAddress, RedisUrl},
     secret::Secret,
 };
@@ -136,6 +138,7 @@ pub struct IdentityConfig {
     pub api_key_header: String,
     /// The cookie whose value names a session.
     pub session_cookie: Option<String>,
+    pub jwt: Option<JwtConfig>,
     pub key_file: PathBuf,
     pub key_secret_file: PathBuf,
     pub trusted_proxies: Vec<IpNet>,
@@ -145,6 +148,8 @@ pub struct IdentityConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdentityKind {
     ApiKey,
+    /// The subject of a verified token.
+    Jwt,
     /// A session cookie.
     Session,
     /// The address with the User-Agent.
@@ -157,6 +162,7 @@ impl IdentityKind {
     /// a configuration without one.
     const NAMES: &[(&str, Self)] = &[
         ("api_key", Self::ApiKey),
+        ("jwt", Self::Jwt),
         ("session_cookie", Self::Session),
         ("user_agent", Self::UserAgent),
         ("ip", Self::Ip),
@@ -524,6 +530,7 @@ fn identity(raw: &RawIdentity<'_>, folder: &Path) -> IdentityConfig {
             .session_cookie
             .as_ref()
             .and_then(|cookie| cookie.parsed("the name of a cookie", |text| token(text, "a cookie"))),
+        jwt: jwt::jwt(&raw.jwt, folder),
         key_file: path(&raw.key_file, "/etc/limiter/keys.toml"),
         key_secret_file: path(&raw.key_secret_file, "/etc/limiter/keys.secret"),
         trusted_proxies: proxies.iter().filter_map(|proxy| proxy.parsed("a prefix", prefix::prefix)).collect(),
@@ -550,13 +557,20 @@ fn identity_order(raw: &RawIdentity<'_>) -> Vec<IdentityKind> {
                 element.error("would never be looked at: every request has an address, so \"ip\" comes last");
             } else if kind == IdentityKind::Session && raw.session_cookie.is_none() {
                 element.error("needs the name of the cookie in identity.session_cookie");
+            } else if kind == IdentityKind::Jwt && !raw.jwt.is_configured() {
+                element.error("needs the keys of tokens in [identity.jwt]");
             }
             order.push(kind);
         }
         Some(order)
     });
     let Some(order) = order else { return IdentityKind::NAMES.iter().map(|(_, kind)| *kind).collect() };
-    let settings = [(&raw.session_cookie, IdentityKind::Session, "session_cookie")];
+    let settings = [
+        (&raw.session_cookie, IdentityKind::Session, "session_cookie"),
+        (&raw.jwt.public_key_file, IdentityKind::Jwt, "jwt"),
+        (&raw.jwt.jwks_file, IdentityKind::Jwt, "jwt"),
+        (&raw.jwt.secret_file, IdentityKind::Jwt, "jwt"),
+    ];
     for (value, kind, name) in settings {
         if let Some(value) = value.as_ref().filter(|_| !order.contains(&kind)) {
             value.error(format_args!("would never be looked at: identity.order has no \"{name}\""));

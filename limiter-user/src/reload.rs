@@ -209,7 +209,7 @@ mod tests {
         let keys = KeyStore::load(&file.with_extension("keys"), &file.with_extension("secret")).unwrap();
         let pusher = Pusher::disabled(Arc::clone(&metrics));
         let host = Arc::new(HostAddresses::default());
-        let callers = Callers::new(&config.identity, keys, false).unwrap();
+        let callers = Callers::new(&config.identity, keys, false, None, Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
         let gate = Gate::new(limiter, callers, Vec::new(), host, pusher, Arc::clone(&metrics));
         Reloader {
             config,

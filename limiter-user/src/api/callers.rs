@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,8 +16,9 @@ use limiter_common::addr::SrcPrefixes;
 use crate::{
     active::Active,
     cli::validate,
+    clock::Clock,
     config::{Config, ConfigErrors, IdentityConfig, IdentityKind},
-    identity::{ClientAddress, KeyLookup, KeySecret, KeyStore, api_key::RandomError},
+    identity::{ClientAddress, Jwt, KeyLookup, KeySecret, KeyStore, Verified, api_key::RandomError},
     limiter::Caller,
     policy::Policy,
     store::SessionId,
@@ -26,17 +28,25 @@ use crate::{
 const BEARER: &[u8] = b"bearer ";
 
 /// Knows callers by what they present.
-#[derive(Debug)]
 pub struct Callers {
     order: Vec<IdentityKind>,
     api_key_header: HeaderName,
     session_cookie: Option<String>,
     keys: ArcSwap<KeyStore>,
+    /// `None` where tokens are the upstream's own.
+    jwt: Option<ArcSwap<Jwt>>,
+    clock: Arc<dyn Clock>,
     /// There is a key file, or was one.
     has_key_file: AtomicBool,
     /// What sessions are hashed with where no file says.
     own_secret: KeySecret,
     prefixes: SrcPrefixes,
+}
+
+impl fmt::Debug for Callers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Callers").field("order", &self.order).finish_non_exhaustive()
+    }
 }
 
 /// What a request has of one kind.
@@ -58,12 +68,20 @@ pub enum CallersError {
 
 impl Callers {
     /// `has_key_file`: there is one, even if no key is in it.
-    pub fn new(config: &IdentityConfig, keys: KeyStore, has_key_file: bool) -> Result<Self, CallersError> {
+    pub fn new(
+        config: &IdentityConfig,
+        keys: KeyStore,
+        has_key_file: bool,
+        jwt: Option<Jwt>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, CallersError> {
         Ok(Self {
             order: config.order.clone(),
             api_key_header: HeaderName::try_from(&*config.api_key_header)?,
             session_cookie: config.session_cookie.clone(),
             keys: ArcSwap::from_pointee(keys),
+            jwt: jwt.map(ArcSwap::from_pointee),
+            clock,
             has_key_file: AtomicBool::new(has_key_file),
             own_secret: KeySecret::random()?,
             prefixes: config.prefixes,
@@ -74,6 +92,13 @@ impl Callers {
     pub fn replace_keys(&self, keys: KeyStore) {
         self.keys.store(Arc::new(keys));
         self.has_key_file.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes changed keys of tokens effective. What was verified with the old ones is forgotten.
+    pub fn replace_jwt(&self, jwt: Jwt) {
+        if let Some(current) = &self.jwt {
+            current.store(Arc::new(jwt));
+        }
     }
 
     fn identifies_by(&self, kind: IdentityKind) -> bool {
@@ -103,6 +128,7 @@ impl Callers {
                 Presented::One(api_key) => self.of_key(&api_key, active),
                 Presented::Several => Caller::Unauthenticated,
             }),
+            IdentityKind::Jwt => self.of_token(headers),
             IdentityKind::Session => {
                 let cookie = cookie(headers, self.session_cookie.as_deref()?)?;
                 Some(session(active, || self.secret(|secret| secret.session_of(cookie))))
@@ -127,6 +153,19 @@ impl Callers {
         }
     }
 
+    /// Whom a token names, where one is presented.
+    fn of_token(&self, headers: &HeaderMap) -> Option<Caller> {
+        let jwt = self.jwt.as_ref()?;
+        match presented(bearer_tokens(headers))? {
+            Presented::One(token) if !Jwt::has_form_of(&token) => None,
+            Presented::One(token) => Some(match jwt.load().verify(&token, self.clock.now()) {
+                Some(Verified { user, plan }) => Caller::User { user, plan },
+                None => Caller::Unauthenticated,
+            }),
+            Presented::Several => Some(Caller::Unauthenticated),
+        }
+    }
+
     /// The session that the cookie with this value would name.
     pub fn of_session(&self, value: &str) -> Caller {
         Caller::Session(self.secret(|secret| secret.session_of(value.as_bytes())))
@@ -138,7 +177,11 @@ impl Callers {
 
     fn api_key<'h>(&self, headers: &'h HeaderMap) -> Option<Presented<'h>> {
         let in_header = headers.get_all(&self.api_key_header).iter().map(HeaderValue::as_bytes);
-        presented(in_header).or_else(|| presented(bearer_tokens(headers)))
+        presented(in_header).or_else(|| match presented(bearer_tokens(headers)) {
+            // What has the form of a token is one, where tokens are believed.
+            Some(Presented::One(token)) if self.jwt.is_some() && Jwt::has_form_of(&token) => None,
+            bearer => bearer,
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     clock::Stopwatch,
     config::{Config, ConfigErrors},
     host::HostAddresses,
-    identity::{Arrival, ClientAddress, KeyStore, client_address},
+    identity::{Arrival, ClientAddress, Jwt, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
     policy::{Policy, Scratch},
@@ -67,6 +67,11 @@ impl Gate {
     /// Makes a changed key file effective.
     pub fn replace_keys(&self, keys: KeyStore) {
         self.callers.replace_keys(keys);
+    }
+
+    /// Makes changed keys of tokens effective.
+    pub fn replace_jwt(&self, jwt: Jwt) {
+        self.callers.replace_jwt(jwt);
     }
 
     /// Whether `policy` fits the callers of an agent with this configuration.

@@ -6,7 +6,7 @@ use super::{ConfigArg, report, say, warn};
 use crate::{
     config::{Config, ConfigErrors, Environment, IdentityKind, StoreKind},
     exit::Exit,
-    identity::{KeyStore, KeyWatch},
+    identity::{Jwt, JwtWatch, KeyStore, KeyWatch},
     policy::{Policy, Scope},
     watch::FileWatch,
 };
@@ -24,6 +24,8 @@ pub struct Checked {
     pub keys: KeyStore,
     /// Notices what changes in the key file from here on.
     pub watch: KeyWatch,
+    /// The keys of tokens, where tokens are believed, and what notices that they change.
+    pub jwt: Option<(Jwt, JwtWatch)>,
     /// What is right and yet may surprise.
     pub notes: Vec<String>,
 }
@@ -42,6 +44,10 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
         let watch = KeyWatch::new(key_file.clone(), secret_file.clone());
         Some((KeyStore::load(key_file, secret_file).map_err(&mut keep).ok()?, watch))
     });
+    let jwt = configuration.config.as_ref().and_then(|config| config.identity.jwt.as_ref()).and_then(|config| {
+        let watch = JwtWatch::new(config.clone());
+        Some((Jwt::load(config).map_err(&mut keep).ok()?, watch))
+    });
     if let (Some((keys, _)), Some((policy, _))) = (&keys, &policy) {
         keep(keys.check_plans(policy));
     }
@@ -51,7 +57,7 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     match (configuration.config, policy, keys) {
         (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
             let notes = notes(&config, &policy);
-            Ok(Checked { config, environment, policy, policy_watch, keys, watch, notes })
+            Ok(Checked { config, environment, policy, policy_watch, keys, watch, jwt, notes })
         }
         _ => Err(errors),
     }

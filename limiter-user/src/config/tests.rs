@@ -231,7 +231,7 @@ fn bad_values_are_refused_with_line_and_key() {
         ("[identity]\norder = []", "2: identity.order: is empty: a request has to be somebody's"),
         (
             "[identity]\norder = [\"name\"]",
-            "2: identity.order[0]: \"name\" is not one of \"api_key\", \"session_cookie\", \"user_agent\", \"ip\"",
+            "2: identity.order[0]: \"name\" is not one of \"api_key\", \"jwt\", \"session_cookie\", \"user_agent\", \"ip\"",
         ),
         (
             "[identity]\norder = [\"ip\", \"api_key\"]",
@@ -247,8 +247,33 @@ fn bad_values_are_refused_with_line_and_key() {
         ),
         ("[identity]\nsession_cookie = \"a b\"", "2: identity.session_cookie: \"a b\" cannot be the name of a cookie"),
         ("[identity]\norder = [\"ip\", \"ip\"]", "2: identity.order[1]: is named twice"),
-        ("[identity]\njwt = {}", "2: identity.jwt: is not available in this version"),
-        ("[identity.jwt]\nkey = 1", "1: identity.jwt: is not available in this version"),
+        (
+            "[identity.jwt]\nkey = 1",
+            "2: identity.jwt.key: unknown field: known are public_key_file, jwks_file, secret_file, algorithms, audience, \
+             issuer, leeway, plan_claim",
+        ),
+        (
+            "[identity.jwt]\nsecret_file = \"s\"\nalgorithms = [\"none\"]",
+            "3: identity.jwt.algorithms[0]: \"none\" is not one of \"HS256\", \"RS256\", \"ES256\", \"EdDSA\"",
+        ),
+        (
+            "[identity.jwt]\nsecret_file = \"s\"\nalgorithms = []",
+            "3: identity.jwt.algorithms: is empty, so no token would ever be valid",
+        ),
+        (
+            "[identity.jwt]\nissuer = \"i\"",
+            "2: identity.jwt.issuer: there is no key to verify tokens with: set public_key_file, jwks_file or secret_file",
+        ),
+        (
+            "[identity.jwt]\nsecret_file = \"s\"\naudience = []",
+            "3: identity.jwt.audience: is empty: remove it to accept any",
+        ),
+        ("[identity.jwt]\nsecret_file = \"s\"\nleeway = \"1h\"", "3: identity.jwt.leeway: 3600s is outside 1s to 600s"),
+        ("[identity]\norder = [\"jwt\"]", "2: identity.order[0]: needs the keys of tokens in [identity.jwt]"),
+        (
+            "[identity]\norder = [\"ip\"]\njwt = { jwks_file = \"j\" }",
+            "3: identity.jwt.jwks_file: would never be looked at: identity.order has no \"jwt\"",
+        ),
         (
             "[identity]\napi_key_header = \"X Key\"",
             "2: identity.api_key_header: \"X Key\" cannot be the name of a header",
