@@ -130,7 +130,7 @@ impl Agent {
             pusher,
             Arc::clone(&metrics),
         );
-        let gate = Arc::new(gate.observed_by(Arc::clone(&top)));
+        let gate = Arc::new(gate.naming_clients_by(identity.client_address_header).observed_by(Arc::clone(&top)));
         let reloader = Reloader {
             config,
             environment,

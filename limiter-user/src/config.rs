@@ -36,6 +36,7 @@ pub use crate::dataplane::{
     Diagnosis,
     config::{OnExit, Protect, Transport, XdpMode},
 };
+pub use crate::identity::AddressHeader;
 
 /// Where `--config` points unless it is given.
 pub const DEFAULT_PATH: &str = "/etc/limiter/limiter.toml";
@@ -136,12 +137,16 @@ pub struct IdentityConfig {
     pub order: Vec<IdentityKind>,
     /// In lower case. `Authorization: Bearer` is always read beside it.
     pub api_key_header: String,
+    /// The parameter of a query that may hold an API key.
+    pub api_key_query: Option<String>,
     /// The cookie whose value names a session.
     pub session_cookie: Option<String>,
     pub jwt: Option<JwtConfig>,
     pub key_file: PathBuf,
     pub key_secret_file: PathBuf,
     pub trusted_proxies: Vec<IpNet>,
+    /// The one header that names the client's address; `None` believes each of them where there is none before it.
+    pub client_address_header: Option<AddressHeader>,
     pub prefixes: SrcPrefixes,
 }
 
@@ -526,6 +531,17 @@ fn identity(raw: &RawIdentity<'_>, folder: &Path) -> IdentityConfig {
             .as_ref()
             .and_then(|header| header.parsed("the name of a header", header_name))
             .unwrap_or_else(|| "x-api-key".into()),
+        api_key_query: raw
+            .api_key_query
+            .as_ref()
+            .and_then(|name| name.parsed("the name of a parameter", |text| token(text, "a parameter"))),
+        client_address_header: raw.client_address_header.as_ref().and_then(|header| {
+            header.one_of(&[
+                ("x-forwarded-for", AddressHeader::XForwardedFor),
+                ("forwarded", AddressHeader::Forwarded),
+                ("x-real-ip", AddressHeader::XRealIp),
+            ])
+        }),
         session_cookie: raw
             .session_cookie
             .as_ref()
@@ -566,6 +582,7 @@ fn identity_order(raw: &RawIdentity<'_>) -> Vec<IdentityKind> {
     });
     let Some(order) = order else { return IdentityKind::NAMES.iter().map(|(_, kind)| *kind).collect() };
     let settings = [
+        (&raw.api_key_query, IdentityKind::ApiKey, "api_key"),
         (&raw.session_cookie, IdentityKind::Session, "session_cookie"),
         (&raw.jwt.public_key_file, IdentityKind::Jwt, "jwt"),
         (&raw.jwt.jwks_file, IdentityKind::Jwt, "jwt"),

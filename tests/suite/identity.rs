@@ -2,13 +2,15 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use limiter_tests::{
     agent::{Agent, START, Setup},
     eventually::until,
     http,
     redis_server::RedisServer,
 };
-use serde_json::json;
+use limiter_user::clock::{Clock, SharedClock};
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 const KEYS: &str = "[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"keys.secret\"\n";
@@ -181,4 +183,137 @@ fn nodes_with_one_secret_count_a_session_together() {
     let [name] = &names[..] else { panic!("one counter expected: {names:?}") };
     let hash = name.strip_prefix("rl:{session:").and_then(|name| name.strip_suffix("}:session")).expect("a hash");
     assert!(hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{name}");
+}
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+fn token(secret: &str, claims: &Value) -> String {
+    let key = EncodingKey::from_secret(secret.as_bytes()).expect("a secret");
+    encode(&Header::new(Algorithm::HS256), claims, &key).expect("a token")
+}
+
+fn now_s() -> u64 {
+    SharedClock::new().now().get() / 1_000_000
+}
+
+#[test]
+fn a_token_names_its_subject_and_a_bad_one_counts_against_its_address() {
+    let policy = "[plans.free]\n[plans.pro]\n[[rules]]\nid = \"user\"\nscope = \"user\"\nplans = { free = 100, pro = 200 }\n\
+                  window = \"1d\"\n[[rules]]\nid = \"ip\"\nscope = \"ip\"\nlimit = 500\nwindow = \"1d\"\n";
+    let configuration = format!(
+        "{KEYS}[identity.jwt]\nsecret_file = \"jwt.secret\"\naudience = \"api\"\nissuer = \"us\"\nplan_claim = \"plan\"\n"
+    );
+    let setup = Setup::new(&configuration, policy);
+    let secret = |text: &str| {
+        setup.write("jwt.next", text);
+        fs::set_permissions(setup.path("jwt.next"), fs::Permissions::from_mode(0o600)).expect("a mode");
+        fs::rename(setup.path("jwt.next"), setup.path("jwt.secret")).expect("the file in its place");
+    };
+    secret(SECRET);
+    let key = setup.add_key("c_1", "free");
+    let agent = setup.start();
+    let address = ("X-Forwarded-For", "192.0.2.1");
+    let ask = |token: &str| ask(&agent, &[("Authorization", &format!("Bearer {token}")), address]);
+    let claims = |user: &str, plan: &str, expires_s: u64| json!({ "sub": user, "exp": expires_s, "aud": ["api"], "iss": "us", "plan": plan });
+    let soon = now_s() + 3600;
+    let good = token(SECRET, &claims("u_1", "pro", soon));
+    assert_eq!(ask(&good), "200 user 199");
+    assert_eq!(ask(&good), "200 user 198");
+    // Another token of the same subject, with another plan; what programs name is the same user.
+    assert_eq!(ask(&token(SECRET, &claims("u_1", "free", soon))), "200 user 97");
+    assert_eq!(agent.decide(json!({ "user": "u_1", "plan": "pro" }))["remaining"], 196);
+    assert_eq!(ask(&token(SECRET, &claims("u_2", "pro", soon))), "200 user 199");
+    assert_eq!(ask(&key), "200 user 99", "an API key beside tokens");
+    for (bad, what) in [
+        (token(&"x".repeat(32), &claims("u_1", "pro", soon)), "of another secret"),
+        (token(SECRET, &claims("u_1", "pro", now_s() - 31)), "expired"),
+        (token(SECRET, &json!({ "sub": "u_1", "exp": soon, "iss": "us", "aud": "web" })), "of another audience"),
+        (token(SECRET, &json!({ "sub": "u_1", "exp": soon, "iss": "them", "aud": "api" })), "of another issuer"),
+        (format!("eyJhbGciOiJub25lIn0.{}.", good.split('.').nth(1).expect("claims")), "unsigned"),
+        ("a.b.c".into(), "garbage"),
+        ("neither-key-nor-token".into(), "an unknown key"),
+    ] {
+        assert!(ask(&bad).starts_with("401 ip "), "{what}");
+    }
+    assert_eq!(
+        agent.check(&[address]).header("x-ratelimit-remaining"),
+        Some("487"),
+        "each of 12 has cost its address one"
+    );
+
+    // Another secret, while the agent runs.
+    let other = SECRET.replace('0', "z");
+    secret(&other);
+    let renewed = token(&other, &claims("u_3", "pro", soon));
+    until("the changed secret is read", START, || ask(&renewed).starts_with("200").then_some(()));
+    assert!(ask(&good).starts_with("401"), "what was verified with the old one");
+    secret("short");
+    until("the mistake is said", START, || setup.log().contains("a secret of HS256 has at least 32").then_some(()));
+    assert!(ask(&renewed).starts_with("200"));
+    let log = setup.log();
+    assert!(!log.contains(&good) && !log.contains(&renewed) && !log.contains(SECRET), "{log}");
+}
+
+#[test]
+fn keys_of_tokens_are_checked_before_the_agent_starts() {
+    let setup = Setup::new(&format!("{KEYS}[identity.jwt]\nsecret_file = \"jwt.secret\"\n"), "");
+    setup.write("jwt.secret", "hunter2");
+    let output = setup.run(&["validate"]);
+    assert_eq!(output.status.code(), Some(78));
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("identity.jwt.secret_file: has 7 bytes") && !message.contains("hunter2"), "{message}");
+}
+
+#[test]
+fn a_key_in_the_query_is_read_where_it_is_configured_and_never_written() {
+    for (configuration, with_key, with_unknown) in
+        [("api_key_query = \"api_key\"\n", "200 user 899", "401 ip 4998"), ("", "200 ip 4999", "200 ip 4998")]
+    {
+        let setup = Setup::new(&format!("{KEYS}{configuration}"), &format!("[plans.free]\n{EVERY_SCOPE}"));
+        let key = setup.add_key("c_1", "free");
+        let agent = setup.start();
+        let address = ("X-Forwarded-For", "192.0.2.1");
+        let by = |header: &str, query: &str| ask(&agent, &[(header, &format!("/x?{query}")), address]);
+        assert_eq!(by("X-Original-URI", &format!("a=b&api_key={key}")), with_key);
+        assert_eq!(by("X-Forwarded-Uri", "api_key=guess"), with_unknown);
+        if !configuration.is_empty() {
+            let appended = format!("/v1/check/x?api%5fkey={key}&deny_status=none");
+            let response = http::get(&setup.http(), &appended, &[address]).expect("an answer");
+            assert_eq!((response.status, response.header("x-ratelimit-remaining")), (200, Some("898")));
+            // Our own options are no query of the client's, and two keys are none.
+            let own = format!("/v1/check?api_key={key}");
+            let response = http::get(&setup.http(), &own, &[address]).expect("an answer");
+            assert_eq!(response.header("x-ratelimit-remaining"), Some("4996"));
+            assert_eq!(by("X-Original-URI", &format!("api_key={key}&api_key=other")), "401 ip 4995");
+        }
+        let metrics = http::get(&setup.admin(), "/metrics", &[]).expect("an answer").body;
+        assert!(!setup.log().contains(&key) && !metrics.contains(&key));
+    }
+}
+
+#[test]
+fn forwarded_names_clients_beside_x_forwarded_for() {
+    let x_forwarded_for = ("X-Forwarded-For", "203.0.113.5, 192.0.2.1, 10.0.0.7");
+    let forwarded = ("Forwarded", "for=203.0.113.5, for=192.0.2.2;proto=https, for=\"10.0.0.7:_p\"");
+    let cases: [(&str, &[(&str, &str)]); 3] = [
+        ("", &[("192.0.2.1", "both"), ("192.0.2.2", "forwarded")]),
+        ("client_address_header = \"forwarded\"\n", &[("192.0.2.2", "both"), ("192.0.2.2", "forwarded")]),
+        ("client_address_header = \"x-forwarded-for\"\n", &[("192.0.2.1", "both"), ("192.0.2.1", "x")]),
+    ];
+    for (configuration, asked) in cases {
+        let setup = Setup::new(&format!("{KEYS}trusted_proxies = [\"10.0.0.0/8\"]\n{configuration}"), EVERY_SCOPE);
+        let agent = setup.start();
+        for (client, headers) in asked {
+            let left =
+                || agent.decide(json!({ "ip": client, "peek": true }))["remaining"].as_u64().expect("a rule applies");
+            let before = left();
+            let headers: &[_] = match *headers {
+                "both" => &[x_forwarded_for, forwarded],
+                "x" => &[x_forwarded_for],
+                _ => &[forwarded],
+            };
+            assert_eq!(agent.check(headers).status, 200);
+            assert_eq!(left(), before - 1, "{configuration}{client}");
+        }
+    }
 }

@@ -12,6 +12,7 @@ use std::{
 use arc_swap::ArcSwap;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use limiter_common::addr::SrcPrefixes;
+use percent_encoding::percent_decode_str;
 
 use crate::{
     active::Active,
@@ -31,6 +32,7 @@ const BEARER: &[u8] = b"bearer ";
 pub struct Callers {
     order: Vec<IdentityKind>,
     api_key_header: HeaderName,
+    api_key_query: Option<String>,
     session_cookie: Option<String>,
     keys: ArcSwap<KeyStore>,
     /// `None` where tokens are the upstream's own.
@@ -78,6 +80,7 @@ impl Callers {
         Ok(Self {
             order: config.order.clone(),
             api_key_header: HeaderName::try_from(&*config.api_key_header)?,
+            api_key_query: config.api_key_query.clone(),
             session_cookie: config.session_cookie.clone(),
             keys: ArcSwap::from_pointee(keys),
             jwt: jwt.map(ArcSwap::from_pointee),
@@ -120,11 +123,18 @@ impl Callers {
         self.identifies_by(IdentityKind::ApiKey) && (self.has_key_file.load(Ordering::Relaxed) || active.limits_keys)
     }
 
-    /// By a request's headers.
-    pub fn of_headers(&self, headers: &HeaderMap, address: Option<ClientAddress>, active: &Active) -> Caller {
+    /// By a request's headers, and the queries that its URL may have.
+    pub fn of_headers<'q>(
+        &self,
+        headers: &'q HeaderMap,
+        queries: impl Iterator<Item = &'q str>,
+        address: Option<ClientAddress>,
+        active: &Active,
+    ) -> Caller {
+        let mut queries = Some(queries);
         let first = self.order.iter().find_map(|kind| match kind {
             IdentityKind::ApiKey if !self.uses_keys(active) => None,
-            IdentityKind::ApiKey => self.api_key(headers).map(|presented| match presented {
+            IdentityKind::ApiKey => self.api_key(headers, queries.take()).map(|presented| match presented {
                 Presented::One(api_key) => self.of_key(&api_key, active),
                 Presented::Several => Caller::Unauthenticated,
             }),
@@ -175,13 +185,19 @@ impl Callers {
         hash(self.keys.load().secret().unwrap_or(&self.own_secret))
     }
 
-    fn api_key<'h>(&self, headers: &'h HeaderMap) -> Option<Presented<'h>> {
+    fn api_key<'h>(
+        &self,
+        headers: &'h HeaderMap,
+        queries: Option<impl Iterator<Item = &'h str>>,
+    ) -> Option<Presented<'h>> {
         let in_header = headers.get_all(&self.api_key_header).iter().map(HeaderValue::as_bytes);
-        presented(in_header).or_else(|| match presented(bearer_tokens(headers)) {
-            // What has the form of a token is one, where tokens are believed.
-            Some(Presented::One(token)) if self.jwt.is_some() && Jwt::has_form_of(&token) => None,
-            bearer => bearer,
-        })
+        presented(in_header)
+            .or_else(|| match presented(bearer_tokens(headers)) {
+                // What has the form of a token is one, where tokens are believed.
+                Some(Presented::One(token)) if self.jwt.is_some() && Jwt::has_form_of(&token) => None,
+                bearer => bearer,
+            })
+            .or_else(|| in_queries(queries?, self.api_key_query.as_deref()?))
     }
 }
 
@@ -204,6 +220,15 @@ fn bearer_tokens(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
         let (scheme, credentials) = value.as_bytes().split_at_checked(BEARER.len())?;
         scheme.eq_ignore_ascii_case(BEARER).then(|| credentials.trim_ascii())
     })
+}
+
+/// What the parameter of that name says, however it is encoded.
+fn in_queries<'q>(queries: impl Iterator<Item = &'q str>, name: &str) -> Option<Presented<'q>> {
+    let decoded = |text: &'q str| percent_decode_str(text).decode_utf8_lossy();
+    let pairs = queries.flat_map(|query| query.split('&')).filter_map(|pair| pair.split_once('='));
+    let mut values = pairs.filter(|(of, _)| decoded(of) == name).map(|(_, value)| decoded(value));
+    let first = values.next()?;
+    Some(if values.any(|value| value != first) { Presented::Several } else { Presented::One(first) })
 }
 
 /// Value of the first cookie of that name that has one.
@@ -246,6 +271,24 @@ mod tests {
             let lines: Vec<_> = lines.iter().map(|line| ("cookie", *line)).collect();
             let found = cookie(&headers(&lines), "sid").map(|value| String::from_utf8_lossy(value).into_owned());
             assert_eq!(found.as_deref(), expected, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn keys_in_queries() {
+        for (queries, expected) in [
+            (&[][..], None),
+            (&["a=b&key2=x&xkey=y&key"][..], None),
+            (&["key=lk_1"], Some(Presented::One("lk_1".into()))),
+            (&["a=b&key=lk_1&c"], Some(Presented::One("lk_1".into()))),
+            (&["%6bey=lk%5F1"], Some(Presented::One("lk_1".into()))),
+            (&["key=a&key=a", "key=a"], Some(Presented::One("a".into()))),
+            (&["key=a&key=b"], Some(Presented::Several)),
+            (&["key=a", "key=b"], Some(Presented::Several)),
+            (&["key="], Some(Presented::One("".into()))),
+            (&["key=%ff"], Some(Presented::One("\u{fffd}".into()))),
+        ] {
+            assert_eq!(in_queries(queries.iter().copied(), "key"), expected, "{queries:?}");
         }
     }
 

@@ -61,7 +61,9 @@ pub async fn check(
     let pairs = paths.iter().flat_map(|path| methods.iter().map(move |method| (&**method, without_origin(path))));
     let pairs: SmallVec<[(&str, &str); 4]> = pairs.collect();
     let (method, path) = pairs[0];
-    let subject = gate.subject_of_headers(&headers, peer);
+    let queries = paths.iter().filter_map(|url| url.split_once('?')).map(|(_, query)| query);
+    let queries = queries.chain(appended.and(uri.query()));
+    let subject = gate.subject_of_headers(&headers, queries, peer);
     let mut decision =
         gate.decide(&Request { subject: &subject, method, path, also: &pairs[1..], cost: 1, charge: Charge::Commit });
     let mut response = body::response(&decision, &headers, deny_status);

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, net::IpAddr, sync::Arc};
 
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderValue, header};
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
@@ -11,7 +11,7 @@ use crate::{
     clock::Stopwatch,
     config::{Config, ConfigErrors},
     host::HostAddresses,
-    identity::{Arrival, ClientAddress, Jwt, KeyStore, client_address},
+    identity::{AddressHeader, Arrival, ClientAddress, Jwt, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
     policy::{Policy, Scratch},
@@ -29,6 +29,7 @@ pub struct Gate {
     limiter: Limiter,
     callers: Callers,
     trusted_proxies: Vec<IpNet>,
+    address_header: Option<AddressHeader>,
     host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
@@ -50,13 +51,20 @@ impl Gate {
         pusher: Pusher,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { limiter, callers, trusted_proxies, host, pusher, metrics, top: None }
+        Self { limiter, callers, trusted_proxies, address_header: None, host, pusher, metrics, top: None }
     }
 
     /// Shows `top` every request.
     #[must_use]
     pub fn observed_by(mut self, top: Arc<Top>) -> Self {
         self.top = Some(top);
+        self
+    }
+
+    /// Believes this header alone when it says whose a request is.
+    #[must_use]
+    pub fn naming_clients_by(mut self, header: Option<AddressHeader>) -> Self {
+        self.address_header = header;
         self
     }
 
@@ -101,16 +109,25 @@ impl Gate {
         decision
     }
 
-    pub fn subject_of_headers(&self, headers: &HeaderMap, peer: Peer) -> Subject {
-        let forwarded_for: SmallVec<[&[u8]; 4]> =
-            headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
+    /// `queries` are what the URL of the client's request may have behind its path.
+    pub fn subject_of_headers<'q>(
+        &self,
+        headers: &'q HeaderMap,
+        queries: impl Iterator<Item = &'q str>,
+        peer: Peer,
+    ) -> Subject {
+        let lines = |name| headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<SmallVec<[&[u8]; 4]>>();
+        let (forwarded_for, forwarded) = (lines(X_FORWARDED_FOR), lines(header::FORWARDED.as_str()));
         let arrival = Arrival {
             peer: peer.0,
             forwarded_for: &forwarded_for,
-            real_ip: headers.get(X_REAL_IP).map(HeaderValue::as_bytes),
+            forwarded: &forwarded,
+            // Where there are several, the last is of whoever is nearest.
+            real_ip: headers.get_all(X_REAL_IP).iter().next_back().map(HeaderValue::as_bytes),
+            header: self.address_header,
         };
         let address = client_address(&arrival, &self.trusted_proxies, |address| self.host.contains(address));
-        Subject { caller: self.callers.of_headers(headers, address, &self.limiter.active()), address }
+        Subject { caller: self.callers.of_headers(headers, queries, address, &self.limiter.active()), address }
     }
 
     /// Whom an API key is of.

@@ -22,7 +22,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
     compare!("api", ApiConfig in api { restart http, admin; live });
     compare!("store", StoreConfig in store { restart max_counters, kind; live });
     compare!("identity", IdentityConfig in identity {
-        restart order, api_key_header, session_cookie, jwt, key_file, key_secret_file, trusted_proxies, prefixes; live
+        restart order, api_key_header, api_key_query, session_cookie, client_address_header, jwt, key_file, key_secret_file, trusted_proxies, prefixes; live
     });
     compare!("policy", PolicyConfig in policy { restart file; live });
     compare!("push", PushConfig in push { restart enabled, max_block, after_denials; live });

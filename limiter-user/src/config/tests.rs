@@ -41,6 +41,7 @@ fn an_empty_file_is_all_defaults() {
     assert_eq!(config.store.max_counters, 1_000_000);
     assert_eq!(config.identity.order, IdentityKind::NAMES.iter().map(|(_, kind)| *kind).collect::<Vec<_>>());
     assert_eq!(config.identity.session_cookie, None);
+    assert_eq!((config.identity.api_key_query, config.identity.client_address_header), (None, None));
     assert_eq!(config.identity.api_key_header, "x-api-key");
     assert_eq!(config.identity.key_file, Path::new("/etc/limiter/keys.toml"));
     assert_eq!(config.identity.key_secret_file, Path::new("/etc/limiter/keys.secret"));
@@ -79,6 +80,7 @@ fn every_field_is_read() {
         [identity]
         order = ["session", "address"]
         session_cookie = "sid"
+        client_address_header = "forwarded"
         api_key_header = "X-Key"
         key_file = "keys.toml"
         key_secret_file = "secret/keys"
@@ -111,6 +113,7 @@ fn every_field_is_read() {
     assert_eq!((redis.timeout, redis.sync_interval), (Duration::from_millis(10), Duration::from_millis(20)));
     assert_eq!(config.identity.order, [IdentityKind::Session, IdentityKind::Ip]);
     assert_eq!(config.identity.session_cookie.as_deref(), Some("sid"));
+    assert_eq!(config.identity.client_address_header, Some(AddressHeader::Forwarded));
     assert_eq!(config.identity.api_key_header, "x-key");
     assert_eq!(config.identity.key_file, Path::new("/etc/limiter/keys.toml"));
     assert_eq!(config.identity.key_secret_file, Path::new("/etc/limiter/secret/keys"));
@@ -244,6 +247,15 @@ fn bad_values_are_refused_with_line_and_key() {
         (
             "[identity]\norder = [\"ip\"]\nsession_cookie = \"sid\"",
             "3: identity.session_cookie: would never be looked at: identity.order has no \"session_cookie\"",
+        ),
+        (
+            "[identity]\nclient_address_header = \"via\"",
+            "2: identity.client_address_header: \"via\" is not one of \"x-forwarded-for\", \"forwarded\", \"x-real-ip\"",
+        ),
+        ("[identity]\napi_key_query = \"a=b\"", "2: identity.api_key_query: \"a=b\" cannot be the name of a parameter"),
+        (
+            "[identity]\norder = [\"ip\"]\napi_key_query = \"k\"",
+            "3: identity.api_key_query: would never be looked at: identity.order has no \"api_key\"",
         ),
         ("[identity]\nsession_cookie = \"a b\"", "2: identity.session_cookie: \"a b\" cannot be the name of a cookie"),
         ("[identity]\norder = [\"ip\", \"ip\"]", "2: identity.order[1]: is named twice"),
