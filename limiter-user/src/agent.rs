@@ -45,8 +45,10 @@ use crate::{
 const HTTP_SOCKET_MODE: u32 = 0o666;
 /// Permission of the socket that changes things.
 const ADMIN_SOCKET_MODE: u32 = 0o600;
-/// How often what has run out is removed, and files are looked at.
+/// How often what has run out is removed.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// How often files of keys are looked at. They are read after two looks that found the same change: within a second.
+const LOOK: Duration = Duration::from_millis(400);
 
 /// An agent that is ready to run.
 #[derive(Debug)]
@@ -216,9 +218,12 @@ impl Keeper {
     async fn run(mut self, status: Arc<StatusSource>, reload: Arc<Notify>, shutdown: CancellationToken) {
         let mut ticks = tokio::time::interval(HOUSEKEEPING);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = ticks.tick() => if self.tidy() == Tidied::NewKeys && status.policy_error().is_some() {
+                _ = ticks.tick() => self.tidy(),
+                _ = looks.tick() => if self.look() == Seen::NewKeys && status.policy_error().is_some() {
                     // A policy may have been refused for a plan that keys had.
                     reload.notify_one();
                 },
@@ -227,7 +232,7 @@ impl Keeper {
         }
     }
 
-    fn tidy(&mut self) -> Tidied {
+    fn tidy(&mut self) {
         self.counters.sweep(self.clock.now());
         self.top.fade();
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
@@ -244,6 +249,10 @@ impl Keeper {
         if let Err(error) = self.host.refresh() {
             tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");
         }
+    }
+
+    /// Makes changed keys effective.
+    fn look(&mut self) -> Seen {
         match self.jwt.as_mut().map(JwtWatch::changed) {
             Some(Ok(Some(jwt))) => {
                 tracing::info!(target: "limiter::api", keys = jwt.key_count(), "read the changed keys of tokens");
@@ -258,20 +267,20 @@ impl Keeper {
             Some(Ok(Some(keys))) => {
                 tracing::info!(target: "limiter::api", keys = keys.len(), "read the changed key file");
                 self.gate.replace_keys(keys);
-                Tidied::NewKeys
+                Seen::NewKeys
             }
             Some(Err(errors)) => {
                 tracing::warn!(target: "limiter::api", %errors, "the old keys stay in force");
-                Tidied::Nothing
+                Seen::Nothing
             }
-            Some(Ok(None)) | None => Tidied::Nothing,
+            Some(Ok(None)) | None => Seen::Nothing,
         }
     }
 }
 
 /// What somebody else should know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tidied {
+enum Seen {
     Nothing,
     NewKeys,
 }

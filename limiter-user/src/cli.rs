@@ -27,6 +27,8 @@ use crate::{
     config::{self, Config, ConfigErrors, Environment, prefix::prefix, units},
     dataplane::chain,
     exit::Exit,
+    identity::api_key::id_from_hex,
+    store::ApiKeyId,
 };
 
 const VERSION: &str = if cfg!(limiter_bpf_object) {
@@ -65,7 +67,7 @@ pub enum Command {
     Unblock(PrefixArgs),
     /// Take back an allow.
     Unallow(PrefixArgs),
-    /// Make and list API keys.
+    /// Make, list, replace and end API keys.
     Keys(KeysArgs),
     /// Detach the XDP program and remove everything that is pinned; stop the agent first.
     Unpin(UnpinArgs),
@@ -188,6 +190,35 @@ pub enum KeysCommand {
     Add(KeysAddArgs),
     /// List ids, clients and plans.
     List(ConfigArg),
+    /// End a key: it is answered with 401 from now on.
+    Disable(KeysDisableArgs),
+    /// Make a new key for the same client and plan and print it, this once; the old one ends later.
+    Rotate(KeysRotateArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct KeysDisableArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Id of the key, as "keys list" shows it.
+    #[arg(value_name = "ID", value_parser = key_id)]
+    pub id: ApiKeyId,
+}
+
+#[derive(Debug, Args)]
+pub struct KeysRotateArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Id of the key that is to be replaced, as "keys list" shows it.
+    #[arg(value_name = "ID", value_parser = key_id)]
+    pub id: ApiKeyId,
+    /// How long the old key is valid beside the new one.
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = units::duration)]
+    pub grace: Duration,
+}
+
+fn key_id(text: &str) -> Result<ApiKeyId, &'static str> {
+    id_from_hex(text).ok_or("an id has 32 hexadecimal digits: \"limiter keys list\" shows them")
 }
 
 #[derive(Debug, Args)]
@@ -318,6 +349,8 @@ mod tests {
             "limiter keys add --client c_1 --plan free",
             "limiter keys add --plan free --config F",
             "limiter keys list",
+            "limiter keys disable 00112233445566778899aabbccddeeff",
+            "limiter keys rotate 00112233445566778899aabbccddeeff --grace 1h",
             "limiter unpin",
             "limiter unpin --force",
         ] {
@@ -336,6 +369,7 @@ mod tests {
             ("limiter run --help", Exit::Ok),
             ("limiter", Exit::Usage),
             ("limiter keys", Exit::Usage),
+            ("limiter keys disable lk_1", Exit::Usage),
             ("limiter fly", Exit::Usage),
             ("limiter run --fast", Exit::Usage),
             ("limiter block", Exit::Usage),

@@ -317,3 +317,44 @@ fn forwarded_names_clients_beside_x_forwarded_for() {
         }
     }
 }
+
+#[test]
+fn a_key_is_replaced_and_ended_while_the_agent_runs() {
+    let setup = Setup::new(KEYS, &format!("[plans.free]\n{EVERY_SCOPE}"));
+    let old = setup.add_key("c_1", "free");
+    let agent = setup.start();
+    let status = |key: &str| agent.check(&[("X-API-Key", key)]).status;
+    let id_of = |state: &str| {
+        let list = setup.run(&["keys", "list"]);
+        let list = String::from_utf8(list.stdout).expect("text");
+        let line = list.lines().find(|line| line.contains(state)).unwrap_or_else(|| panic!("{state} in {list}"));
+        line.split(' ').next().expect("an id").to_owned()
+    };
+    let id = id_of("active");
+    let rotated = setup.run(&["keys", "rotate", &id, "--grace", "1h"]);
+    let new = String::from_utf8(rotated.stdout.clone()).expect("text").trim().to_owned();
+    assert!(rotated.status.success() && new.starts_with("lk_"), "{rotated:?}");
+    until("the new key is known", START, || (status(&new) == 200).then_some(()));
+    assert_eq!(status(&old), 200, "until its time is over");
+    assert_eq!(id_of("active until"), id);
+    let user = agent.check(&[("X-API-Key", &new)]);
+    assert_eq!(user.header("ratelimit-policy").map(|policy| policy.starts_with("\"user\"")), Some(true), "{user:?}");
+
+    assert!(setup.run(&["keys", "disable", &id]).status.success());
+    until("the old key is refused", START, || (status(&old) == 401).then_some(()));
+    assert_eq!(status(&new), 200);
+    // A time that is over, without anybody's doing.
+    let new_id = id_of("active");
+    assert!(setup.run(&["keys", "rotate", &new_id, "--grace", "1s"]).status.success());
+    until("the time is over", START, || (status(&new) == 401).then_some(()));
+    assert_eq!(id_of("ended"), new_id);
+    for (arguments, message) in [
+        (["keys", "rotate", &*new_id], "has ended"),
+        (["keys", "disable", "00000000000000000000000000000000"], "there is no key"),
+    ] {
+        let output = setup.run(&arguments);
+        assert_eq!(output.status.code(), Some(78), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(message), "{output:?}");
+    }
+    assert!(!setup.log().contains(&new) && !setup.log().contains(&old));
+}

@@ -157,7 +157,7 @@ impl Callers {
         if !self.uses_keys(active) {
             return Caller::Unauthenticated;
         }
-        match self.keys.load().lookup(api_key) {
+        match self.keys.load().lookup(api_key, self.clock.now()) {
             KeyLookup::Known { id, client, plan } => Caller::Key { id, client, plan },
             KeyLookup::Disabled(_) | KeyLookup::Unknown => Caller::Unauthenticated,
         }
