@@ -35,6 +35,8 @@ pub struct Active {
     pub never_pushed: Vec<IpNet>,
     /// Whether anything in the policy is about keys or their users.
     pub limits_keys: bool,
+    /// Whether any rule is about sessions.
+    pub limits_sessions: bool,
     pub loaded_at: UnixMicros,
 }
 
@@ -86,6 +88,7 @@ impl Active {
                 .collect(),
             limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User))
                 || !policy.bypass.key_ids.is_empty(),
+            limits_sessions: policy.rules.iter().any(|rule| rule.scope == Scope::Session),
             policy,
             loaded_at,
         }

@@ -1,12 +1,9 @@
 //! The agent: everything is read, bound and loaded first, and only then does anything act.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use axum::{Router, http::HeaderName, routing};
+use axum::{Router, routing};
 use limiter_common::addr::SrcPrefixes;
 use tokio::{sync::Notify, time::MissedTickBehavior};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -15,8 +12,9 @@ use crate::{
     active::Active,
     api::{
         admin::{self, Admin},
+        callers::Callers,
         check, decide,
-        gate::{Gate, KeyUse},
+        gate::Gate,
         pressure,
         serve::Listener,
     },
@@ -26,7 +24,7 @@ use crate::{
     dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane, Tuning},
     events::EventWorker,
     host::HostAddresses,
-    identity::KeyWatch,
+    identity::{JwtWatch, KeyWatch},
     limiter::Limiter,
     metrics::Metrics,
     policy::Policy,
@@ -49,8 +47,10 @@ use crate::{
 const HTTP_SOCKET_MODE: u32 = 0o666;
 /// Permission of the socket that changes things.
 const ADMIN_SOCKET_MODE: u32 = 0o600;
-/// How often what has run out is removed, and files are looked at.
+/// How often what has run out is removed.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
+/// How often files of keys are looked at. They are read after two looks that found the same change: within a second.
+const LOOK: Duration = Duration::from_millis(400);
 
 /// An agent that is ready to run.
 #[derive(Debug)]
@@ -70,8 +70,7 @@ impl Agent {
     /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
     /// touched.
     pub async fn build(checked: Checked) -> Result<Self> {
-        let Checked { config, environment, policy, policy_watch, keys, watch, .. } = checked;
-        let header = HeaderName::try_from(&*config.identity.api_key_header).context("identity.api_key_header")?;
+        let Checked { config, environment, policy, policy_watch, keys, watch, jwt, .. } = checked;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
         let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
@@ -134,18 +133,19 @@ impl Agent {
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
         let (identity, families) = (config.identity.clone(), config.api.headers);
         let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
-        let has_file = AtomicBool::new(watch.as_ref().is_some_and(KeyWatch::is_in_use));
+        let has_key_file = watch.as_ref().is_some_and(KeyWatch::is_in_use);
+        let (jwt, jwt_watch) = jwt.unzip();
+        let callers = Callers::new(&identity, keys, has_key_file, jwt, Arc::clone(&clock) as Arc<dyn Clock>)?;
         let gate = Gate::new(
             limiter,
-            keys,
-            KeyUse { enabled: watch.is_some(), header, has_file },
+            callers,
             identity.trusted_proxies.clone(),
             Arc::clone(&host),
             pusher,
             Arc::clone(&metrics),
         );
         let gate = gate.with_headers(families).reporting_to(Arc::clone(&pressure)).observed_by(Arc::clone(&top));
-        let gate = Arc::new(gate);
+        let gate = Arc::new(gate.naming_clients_by(identity.client_address_header));
         let reloader = Reloader {
             config,
             environment,
@@ -167,7 +167,8 @@ impl Agent {
             top: Arc::clone(&top),
             counters: Arc::clone(&counters),
         });
-        let keeper = Keeper { gate, keys: watch, counters, clock, dataplane, host, top, mend_error: None };
+        let keeper =
+            Keeper { gate, keys: watch, jwt: jwt_watch, counters, clock, dataplane, host, top, mend_error: None };
         Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync })
     }
 
@@ -224,6 +225,8 @@ struct Keeper {
     gate: Arc<Gate>,
     /// `None` when requests are not identified by API keys.
     keys: Option<KeyWatch>,
+    /// `None` when tokens are not believed.
+    jwt: Option<JwtWatch>,
     counters: Arc<MemoryStore>,
     clock: Arc<SharedClock>,
     dataplane: Option<Arc<dyn Dataplane>>,
@@ -237,9 +240,12 @@ impl Keeper {
     async fn run(mut self, status: Arc<StatusSource>, reload: Arc<Notify>, shutdown: CancellationToken) {
         let mut ticks = tokio::time::interval(HOUSEKEEPING);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = ticks.tick() => if self.tidy() == Tidied::NewKeys && status.policy_error().is_some() {
+                _ = ticks.tick() => self.tidy(),
+                _ = looks.tick() => if self.look() == Seen::NewKeys && status.policy_error().is_some() {
                     // A policy may have been refused for a plan that keys had.
                     reload.notify_one();
                 },
@@ -248,7 +254,7 @@ impl Keeper {
         }
     }
 
-    fn tidy(&mut self) -> Tidied {
+    fn tidy(&mut self) {
         self.counters.sweep(self.clock.now());
         self.top.fade();
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
@@ -265,24 +271,38 @@ impl Keeper {
         if let Err(error) = self.host.refresh() {
             tracing::warn!(target: "limiter", %error, "reading the addresses of this host failed");
         }
+    }
+
+    /// Makes changed keys effective.
+    fn look(&mut self) -> Seen {
+        match self.jwt.as_mut().map(JwtWatch::changed) {
+            Some(Ok(Some(jwt))) => {
+                tracing::info!(target: "limiter::api", keys = jwt.key_count(), "read the changed keys of tokens");
+                self.gate.replace_jwt(jwt);
+            }
+            Some(Err(errors)) => {
+                tracing::warn!(target: "limiter::api", %errors, "the old keys of tokens stay in force")
+            }
+            Some(Ok(None)) | None => {}
+        }
         match self.keys.as_mut().map(KeyWatch::changed) {
             Some(Ok(Some(keys))) => {
                 tracing::info!(target: "limiter::api", keys = keys.len(), "read the changed key file");
                 self.gate.replace_keys(keys);
-                Tidied::NewKeys
+                Seen::NewKeys
             }
             Some(Err(errors)) => {
                 tracing::warn!(target: "limiter::api", %errors, "the old keys stay in force");
-                Tidied::Nothing
+                Seen::Nothing
             }
-            Some(Ok(None)) | None => Tidied::Nothing,
+            Some(Ok(None)) | None => Seen::Nothing,
         }
     }
 }
 
 /// What somebody else should know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tidied {
+enum Seen {
     Nothing,
     NewKeys,
 }

@@ -3,6 +3,7 @@
 pub mod accept;
 pub mod admin;
 pub mod body;
+pub mod callers;
 pub mod check;
 pub mod decide;
 pub mod gate;

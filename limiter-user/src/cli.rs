@@ -28,6 +28,8 @@ use crate::{
     config::{self, Config, ConfigErrors, Environment, prefix::prefix, units},
     dataplane::chain,
     exit::Exit,
+    identity::api_key::id_from_hex,
+    store::ApiKeyId,
 };
 
 const VERSION: &str = if cfg!(limiter_bpf_object) {
@@ -66,7 +68,7 @@ pub enum Command {
     Unblock(PrefixArgs),
     /// Take back an allow.
     Unallow(PrefixArgs),
-    /// Make and list API keys.
+    /// Make, list, replace and end API keys.
     Keys(KeysArgs),
     /// Compare policies.
     Policy(PolicyArgs),
@@ -127,12 +129,15 @@ pub struct TopArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub config: ConfigArg,
-    /// API key that the request presents; without one, --user or --ip is needed.
-    #[arg(long, value_name = "KEY", required_unless_present_any = ["ip", "user"])]
+    /// API key that the request presents; without one, --user, --session or --ip is needed.
+    #[arg(long, value_name = "KEY", required_unless_present_any = ["ip", "user", "session"])]
     pub key: Option<String>,
     /// User that the gateway has authenticated itself.
     #[arg(long, conflicts_with = "key")]
     pub user: Option<String>,
+    /// Value of the session cookie.
+    #[arg(long, value_name = "VALUE", conflicts_with_all = ["key", "user"])]
+    pub session: Option<String>,
     /// Plan of that user.
     #[arg(long, requires = "user")]
     pub plan: Option<String>,
@@ -191,6 +196,35 @@ pub enum KeysCommand {
     Add(KeysAddArgs),
     /// List ids, clients and plans.
     List(ConfigArg),
+    /// End a key: it is answered with 401 from now on.
+    Disable(KeysDisableArgs),
+    /// Make a new key for the same client and plan and print it, this once; the old one ends later.
+    Rotate(KeysRotateArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct KeysDisableArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Id of the key, as "keys list" shows it.
+    #[arg(value_name = "ID", value_parser = key_id)]
+    pub id: ApiKeyId,
+}
+
+#[derive(Debug, Args)]
+pub struct KeysRotateArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Id of the key that is to be replaced, as "keys list" shows it.
+    #[arg(value_name = "ID", value_parser = key_id)]
+    pub id: ApiKeyId,
+    /// How long the old key is valid beside the new one.
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = units::duration)]
+    pub grace: Duration,
+}
+
+fn key_id(text: &str) -> Result<ApiKeyId, &'static str> {
+    id_from_hex(text).ok_or("an id has 32 hexadecimal digits: \"limiter keys list\" shows them")
 }
 
 #[derive(Debug, Args)]
@@ -345,6 +379,7 @@ mod tests {
             "limiter top",
             "limiter top --once --json --rows 5",
             "limiter check --key K --path /x",
+            "limiter check --session s_1 --path /x",
             "limiter check --ip 192.0.2.1 --method POST --path /x --cost 5 --peek",
             "limiter check --ip 192.0.2.1 --attribute tenant=x --attribute region=a=b",
             "limiter block 192.0.2.0/24 --for 10m",
@@ -357,6 +392,8 @@ mod tests {
             "limiter keys list",
             "limiter policy diff F",
             "limiter policy diff F --config G --json",
+            "limiter keys disable 00112233445566778899aabbccddeeff",
+            "limiter keys rotate 00112233445566778899aabbccddeeff --grace 1h",
             "limiter unpin",
             "limiter unpin --force",
         ] {
@@ -377,6 +414,7 @@ mod tests {
             ("limiter keys", Exit::Usage),
             ("limiter policy", Exit::Usage),
             ("limiter policy diff", Exit::Usage),
+            ("limiter keys disable lk_1", Exit::Usage),
             ("limiter fly", Exit::Usage),
             ("limiter run --fast", Exit::Usage),
             ("limiter block", Exit::Usage),
@@ -386,6 +424,7 @@ mod tests {
             ("limiter check --path /x", Exit::Usage),
             ("limiter check --key K --cost 0", Exit::Usage),
             ("limiter check --key K --attribute tenant", Exit::Usage),
+            ("limiter check --key K --session s_1", Exit::Usage),
             ("limiter top --rows 0", Exit::Usage),
         ] {
             assert_eq!(parse(line).err(), Some(exit), "{line}");

@@ -5,6 +5,7 @@
 pub(crate) mod difference;
 mod document;
 pub mod error;
+pub mod jwt;
 pub mod prefix;
 mod raw;
 pub mod redis_url;
@@ -30,6 +31,7 @@ use self::raw::{
 pub use self::{
     document::Environment,
     error::{ConfigError, ConfigErrors, Origin},
+    jwt::{JwtAlgorithm, JwtConfig},
     redis_url::{RedisAddress, RedisUrl},
     secret::Secret,
 };
@@ -37,6 +39,7 @@ pub use crate::dataplane::{
     Diagnosis,
     config::{OnExit, Protect, Transport, XdpMode},
 };
+pub use crate::identity::AddressHeader;
 
 /// Where `--config` points unless it is given.
 pub const DEFAULT_PATH: &str = "/etc/limiter/limiter.toml";
@@ -166,16 +169,48 @@ pub struct IdentityConfig {
     pub order: Vec<IdentityKind>,
     /// In lower case. `Authorization: Bearer` is always read beside it.
     pub api_key_header: String,
+    /// The parameter of a query that may hold an API key.
+    pub api_key_query: Option<String>,
+    /// The cookie whose value names a session.
+    pub session_cookie: Option<String>,
+    pub jwt: Option<JwtConfig>,
     pub key_file: PathBuf,
     pub key_secret_file: PathBuf,
     pub trusted_proxies: Vec<IpNet>,
+    /// The one header that names the client's address; `None` believes each of them where there is none before it.
+    pub client_address_header: Option<AddressHeader>,
     pub prefixes: SrcPrefixes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdentityKind {
     ApiKey,
+    /// The subject of a verified token.
+    Jwt,
+    /// A session cookie.
+    Session,
+    /// The address with the User-Agent.
+    UserAgent,
     Ip,
+}
+
+impl IdentityKind {
+    /// Names in the configuration, and the shorter or longer ones that are understood as well; the order is that of
+    /// a configuration without one.
+    const NAMES: &[(&str, Self)] = &[
+        ("api_key", Self::ApiKey),
+        ("jwt", Self::Jwt),
+        ("session_cookie", Self::Session),
+        ("user_agent", Self::UserAgent),
+        ("ip", Self::Ip),
+    ];
+    const ALIASES: &[(&str, Self)] =
+        &[("session", Self::Session), ("ip_user_agent", Self::UserAgent), ("address", Self::Ip)];
+
+    fn read(value: &Value<'_>) -> Option<Self> {
+        let alias = Self::ALIASES.iter().find(|(alias, _)| value.as_str() == Some(alias));
+        alias.map(|(_, kind)| *kind).or_else(|| value.one_of(Self::NAMES))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -550,16 +585,28 @@ fn identity(raw: &RawIdentity<'_>, folder: &Path) -> IdentityConfig {
     };
     let default = SrcPrefixes::default();
     IdentityConfig {
-        order: raw
-            .order
-            .as_ref()
-            .and_then(identity_order)
-            .unwrap_or_else(|| vec![IdentityKind::ApiKey, IdentityKind::Ip]),
+        order: identity_order(raw),
         api_key_header: raw
             .api_key_header
             .as_ref()
             .and_then(|header| header.parsed("the name of a header", header_name))
             .unwrap_or_else(|| "x-api-key".into()),
+        api_key_query: raw
+            .api_key_query
+            .as_ref()
+            .and_then(|name| name.parsed("the name of a parameter", |text| token(text, "a parameter"))),
+        client_address_header: raw.client_address_header.as_ref().and_then(|header| {
+            header.one_of(&[
+                ("x-forwarded-for", AddressHeader::XForwardedFor),
+                ("forwarded", AddressHeader::Forwarded),
+                ("x-real-ip", AddressHeader::XRealIp),
+            ])
+        }),
+        session_cookie: raw
+            .session_cookie
+            .as_ref()
+            .and_then(|cookie| cookie.parsed("the name of a cookie", |text| token(text, "a cookie"))),
+        jwt: jwt::jwt(&raw.jwt, folder),
         key_file: path(&raw.key_file, "/etc/limiter/keys.toml"),
         key_secret_file: path(&raw.key_secret_file, "/etc/limiter/keys.secret"),
         trusted_proxies: proxies.iter().filter_map(|proxy| proxy.parsed("a prefix", prefix::prefix)).collect(),
@@ -570,36 +617,60 @@ fn identity(raw: &RawIdentity<'_>, folder: &Path) -> IdentityConfig {
     }
 }
 
-fn identity_order(value: &Value<'_>) -> Option<Vec<IdentityKind>> {
-    let elements = value.list()?;
-    if elements.is_empty() {
-        value.error("is empty: a request has to be somebody's");
-    }
-    let mut order = Vec::new();
-    for element in elements {
-        if element.is_later(&["jwt", "session", "session_cookie", "ip_user_agent"]) {
-            continue;
+/// The configured order, or all kinds that can be present.
+fn identity_order(raw: &RawIdentity<'_>) -> Vec<IdentityKind> {
+    let order = raw.order.as_ref().and_then(|value| {
+        let elements = value.list()?;
+        if elements.is_empty() {
+            value.error("is empty: a request has to be somebody's");
         }
-        if let Some(kind) = element.one_of(&[("api_key", IdentityKind::ApiKey), ("ip", IdentityKind::Ip)]) {
+        let mut order = Vec::new();
+        for element in elements {
+            let Some(kind) = IdentityKind::read(&element) else { continue };
             if order.contains(&kind) {
                 element.error("is named twice");
             } else if order.contains(&IdentityKind::Ip) {
                 element.error("would never be looked at: every request has an address, so \"ip\" comes last");
+            } else if kind == IdentityKind::Session && raw.session_cookie.is_none() {
+                element.error("needs the name of the cookie in identity.session_cookie");
+            } else if kind == IdentityKind::Jwt && !raw.jwt.is_configured() {
+                element.error("needs the keys of tokens in [identity.jwt]");
             }
             order.push(kind);
         }
+        Some(order)
+    });
+    let Some(order) = order else { return IdentityKind::NAMES.iter().map(|(_, kind)| *kind).collect() };
+    let settings = [
+        (&raw.api_key_query, IdentityKind::ApiKey, "api_key"),
+        (&raw.session_cookie, IdentityKind::Session, "session_cookie"),
+        (&raw.jwt.public_key_file, IdentityKind::Jwt, "jwt"),
+        (&raw.jwt.jwks_file, IdentityKind::Jwt, "jwt"),
+        (&raw.jwt.secret_file, IdentityKind::Jwt, "jwt"),
+    ];
+    for (value, kind, name) in settings {
+        if let Some(value) = value.as_ref().filter(|_| !order.contains(&kind)) {
+            value.error(format_args!("would never be looked at: identity.order has no \"{name}\""));
+        }
     }
-    Some(order)
+    order
+}
+
+/// A name as HTTP has it for headers and cookies.
+fn token(text: &str, of: &str) -> Result<String, String> {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if text.is_empty() || text.len() > 64 || !text.bytes().all(is_token) {
+        return Err(format!("\"{text}\" cannot be the name of {of}"));
+    }
+    Ok(text.to_owned())
 }
 
 fn header_name(text: &str) -> Result<String, String> {
-    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    if text.is_empty() || text.len() > 64 || !text.bytes().all(is_token) {
-        return Err(format!("\"{text}\" cannot be the name of a header"));
-    }
-    match text.to_ascii_lowercase().as_str() {
-        "authorization" => Err("Authorization: Bearer is always read: name another header or none".into()),
-        name => Ok(name.to_owned()),
+    match token(text, "a header")?.to_ascii_lowercase() {
+        name if name == "authorization" => {
+            Err("Authorization: Bearer is always read: name another header or none".into())
+        }
+        name => Ok(name),
     }
 }
 

@@ -2,12 +2,15 @@
 
 pub mod api_key;
 pub mod client_address;
+mod forwarded;
+pub mod jwt;
 pub mod key_file;
 pub mod watch;
 
 pub use self::{
     api_key::KeySecret,
-    client_address::{Arrival, ClientAddress, client_address},
+    client_address::{AddressHeader, Arrival, ClientAddress, client_address},
+    jwt::{Jwt, JwtWatch, Verified},
     key_file::{KeyLookup, KeyStore},
     watch::KeyWatch,
 };

@@ -75,6 +75,8 @@ pub enum Scope {
     User,
     /// One API key.
     Key,
+    /// A session: the cookie of that name, or an address with its User-Agent.
+    Session,
     /// A client address, cut to the configured prefix.
     Ip,
     /// Everybody.
@@ -85,13 +87,14 @@ pub enum Scope {
 
 impl Scope {
     /// Those that have no name of the operator's.
-    pub const ALL: &[Self] = &[Self::User, Self::Key, Self::Ip, Self::Global];
+    pub const ALL: &[Self] = &[Self::User, Self::Key, Self::Session, Self::Ip, Self::Global];
 
     /// The name in policy files and in the names of counters.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::User => "user",
             Self::Key => "key",
+            Self::Session => "session",
             Self::Ip => "ip",
             Self::Global => "global",
             Self::Attribute(_) => "attribute",

@@ -157,7 +157,7 @@ impl Reloader {
     }
 
     fn put_in_force(&self, policy: Policy, settings: Option<&LiveSettings>) -> Result<Arc<Active>, ReloadError> {
-        self.gate.check_plans(&policy)?;
+        self.gate.check_policy(&self.config, &policy)?;
         match (&self.dataplane, settings) {
             (Some(dataplane), Some(settings)) => dataplane.reconfigure(settings, &policy)?,
             (Some(dataplane), None) => dataplane.reload(&policy)?,
@@ -182,13 +182,11 @@ fn live_settings(xdp: &XdpConfig) -> LiveSettings {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io, path::Path, sync::atomic::AtomicBool};
-
-    use axum::http::HeaderName;
+    use std::{fs, io, path::Path};
 
     use super::*;
     use crate::{
-        api::gate::KeyUse,
+        api::callers::Callers,
         clock::Clock,
         dataplane::{Protect, fake::FakeDataplane},
         host::HostAddresses,
@@ -218,12 +216,11 @@ mod tests {
         );
         let prefixes = config.identity.prefixes;
         let limiter = Limiter::new(Arc::clone(&active), counters, Arc::clone(&clock) as Arc<dyn Clock>, prefixes);
-        let key_use =
-            KeyUse { enabled: true, header: HeaderName::from_static("x-api-key"), has_file: AtomicBool::new(false) };
         let keys = KeyStore::load(&file.with_extension("keys"), &file.with_extension("secret")).unwrap();
         let pusher = Pusher::disabled(Arc::clone(&metrics));
         let host = Arc::new(HostAddresses::default());
-        let gate = Gate::new(limiter, keys, key_use, Vec::new(), host, pusher, Arc::clone(&metrics));
+        let callers = Callers::new(&config.identity, keys, false, None, Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
+        let gate = Gate::new(limiter, callers, Vec::new(), host, pusher, Arc::clone(&metrics));
         Reloader {
             config,
             environment: Environment::default(),

@@ -23,6 +23,7 @@ pub mod sync;
 pub enum Identity {
     User(Arc<str>),
     Key(ApiKeyId),
+    Session(SessionId),
     /// Cut to the configured prefix.
     Ip(IpAddr),
     Global,
@@ -36,6 +37,7 @@ impl Identity {
         match self {
             Self::User(_) => Scope::User.as_str(),
             Self::Key(_) => Scope::Key.as_str(),
+            Self::Session(_) => Scope::Session.as_str(),
             Self::Ip(_) => Scope::Ip.as_str(),
             Self::Global => Scope::Global.as_str(),
             Self::Attribute(_) => "attribute",
@@ -46,6 +48,10 @@ impl Identity {
 /// Keyed hash of an API key: what logs, counters and Redis see of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ApiKeyId(pub [u8; 16]);
+
+/// Keyed hash of a session cookie's value, or of an address with its User-Agent: what counters and Redis see of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SessionId(pub [u8; 16]);
 
 /// One counter: a rule and an identity. Cloning costs two reference counts at most.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -58,7 +58,7 @@ pub fn response(decision: &Decision, style: &Style<'_>) -> Response {
             refuse(denied, decision, style, "cost_exceeds_limit", message)
         }
         Kind::Unauthenticated => {
-            let message = "The API key is not valid";
+            let message = "The API key or token is not valid";
             let mut response = refuse(StatusCode::UNAUTHORIZED, decision, style, "unauthenticated", message);
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             response

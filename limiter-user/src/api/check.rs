@@ -67,7 +67,9 @@ pub async fn check(
     let pairs: SmallVec<[(&str, &str); 4]> = pairs.collect();
     let (method, path) = pairs[0];
     pressure::report_of_headers(&gate, &headers, peer);
-    let subject = gate.subject_of_headers(&headers, peer);
+    let queries = paths.iter().filter_map(|url| url.split_once('?')).map(|(_, query)| query);
+    let queries = queries.chain(appended.and(uri.query()));
+    let subject = gate.subject_of_headers(&headers, queries, peer);
     let mut decision = gate.decide(&Request {
         subject: &subject,
         method,

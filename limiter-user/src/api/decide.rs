@@ -23,12 +23,15 @@ const MAX_BATCH: usize = 1000;
 const MAX_ATTRIBUTES: usize = 16;
 /// Longest user name, in bytes.
 const MAX_USER: usize = 256;
+/// Longest value of a session cookie, in bytes.
+const MAX_SESSION: usize = 4096;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Question {
     api_key: Option<String>,
     user: Option<String>,
+    session: Option<String>,
     plan: Option<String>,
     ip: Option<IpAddr>,
     #[serde(default = "get")]
@@ -126,8 +129,13 @@ type Understood = (Question, Vec<Attribute>);
 
 fn understand(gate: &Gate, question: serde_json::Value) -> Result<Understood, String> {
     let question: Question = serde_json::from_value(question).map_err(|error| error.to_string())?;
-    if question.api_key.is_some() && question.user.is_some() {
-        return Err("api_key and user are both given: an API key stands for its user".into());
+    let given = [("api_key", &question.api_key), ("user", &question.user), ("session", &question.session)];
+    let mut given = given.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name);
+    if let (Some(first), Some(second)) = (given.next(), given.next()) {
+        return Err(format!("{first} and {second} are both given: a request is one caller's"));
+    }
+    if question.session.as_ref().is_some_and(|session| session.is_empty() || session.len() > MAX_SESSION) {
+        return Err(format!("session must have 1 to {MAX_SESSION} bytes"));
     }
     if question.user.as_ref().is_some_and(|user| user.is_empty() || user.len() > MAX_USER) {
         return Err(format!("user must have 1 to {MAX_USER} bytes"));
@@ -155,12 +163,13 @@ fn ask(gate: &Gate, peer: Peer, (question, attributes): &Understood) -> Decision
     if let Some(Ok(report)) = question.latency_ms.as_ref().map(pressure::latency_ms) {
         gate.report(report, peer);
     }
-    let caller = match (&question.api_key, &question.user) {
-        (Some(api_key), _) => gate.caller_of_key(api_key),
-        (None, Some(user)) => {
+    let caller = match (&question.api_key, &question.user, &question.session) {
+        (Some(api_key), _, _) => gate.caller_of_key(api_key),
+        (None, Some(user), _) => {
             Caller::User { user: user.as_str().into(), plan: question.plan.as_deref().map(Into::into) }
         }
-        (None, None) => Caller::Anonymous,
+        (None, None, Some(session)) => gate.caller_of_session(session),
+        (None, None, None) => Caller::Anonymous,
     };
     let subject = Subject { caller, address: question.ip.map(|ip| gate.named_client(ip, peer)) };
     let charge = match question.cost.cmp(&0) {

@@ -1,26 +1,17 @@
 //! What every API does with a request: who is it, may it pass, and what of that the kernel should know.
 
-use std::{
-    borrow::Cow,
-    cell::RefCell,
-    net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{cell::RefCell, net::IpAddr, sync::Arc};
 
-use arc_swap::ArcSwap;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
-use super::serve::Peer;
+use super::{callers::Callers, serve::Peer};
 use crate::{
     clock::Stopwatch,
-    config::{ConfigErrors, HeaderFamilies},
+    config::{Config, ConfigErrors, HeaderFamilies},
     host::HostAddresses,
-    identity::{Arrival, ClientAddress, KeyLookup, KeyStore, client_address},
+    identity::{AddressHeader, Arrival, ClientAddress, Jwt, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
     policy::{Policy, Scratch},
@@ -32,16 +23,14 @@ use crate::{
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
 const X_REAL_IP: &str = "x-real-ip";
-/// RFC 6750, section 2.1; schemes are compared without regard to case.
-const BEARER: &[u8] = b"bearer ";
 
 /// Identity, decision and push, for every API alike.
 #[derive(Debug)]
 pub struct Gate {
     limiter: Limiter,
-    keys: ArcSwap<KeyStore>,
-    key_use: KeyUse,
+    callers: Callers,
     trusted_proxies: Vec<IpNet>,
+    address_header: Option<AddressHeader>,
     host: Arc<HostAddresses>,
     pusher: Pusher,
     metrics: Arc<Metrics>,
@@ -52,16 +41,6 @@ pub struct Gate {
     top: Option<Arc<Top>>,
 }
 
-/// Where API keys are looked for.
-#[derive(Debug)]
-pub struct KeyUse {
-    /// Whether the configuration identifies requests by API keys.
-    pub enabled: bool,
-    pub header: HeaderName,
-    /// There is a key file, or was one.
-    pub has_file: AtomicBool,
-}
-
 thread_local! {
     /// Room for a normalised path, one a thread, so that a check allocates nothing.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
@@ -70,8 +49,7 @@ thread_local! {
 impl Gate {
     pub fn new(
         limiter: Limiter,
-        keys: KeyStore,
-        key_use: KeyUse,
+        callers: Callers,
         trusted_proxies: Vec<IpNet>,
         host: Arc<HostAddresses>,
         pusher: Pusher,
@@ -79,9 +57,9 @@ impl Gate {
     ) -> Self {
         Self {
             limiter,
-            keys: ArcSwap::from_pointee(keys),
-            key_use,
+            callers,
             trusted_proxies,
+            address_header: None,
             host,
             pusher,
             metrics,
@@ -136,24 +114,30 @@ impl Gate {
         self.header_families
     }
 
+    /// Believes this header alone when it says whose a request is.
+    #[must_use]
+    pub fn naming_clients_by(mut self, header: Option<AddressHeader>) -> Self {
+        self.address_header = header;
+        self
+    }
+
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
     /// Makes a changed key file effective.
     pub fn replace_keys(&self, keys: KeyStore) {
-        self.keys.store(Arc::new(keys));
-        self.key_use.has_file.store(true, Ordering::Relaxed);
+        self.callers.replace_keys(keys);
     }
 
-    /// Whether every plan of a key is in `policy`.
-    pub fn check_plans(&self, policy: &Policy) -> Result<(), ConfigErrors> {
-        if self.key_use.enabled { self.keys.load().check_plans(policy).or(Some(())) } else { Ok(()) }
+    /// Makes changed keys of tokens effective.
+    pub fn replace_jwt(&self, jwt: Jwt) {
+        self.callers.replace_jwt(jwt);
     }
 
-    /// Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of ours.
-    fn uses_keys(&self) -> bool {
-        self.key_use.enabled && (self.key_use.has_file.load(Ordering::Relaxed) || self.limiter.active().limits_keys)
+    /// Whether `policy` fits the callers of an agent with this configuration.
+    pub fn check_policy(&self, config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
+        self.callers.check_policy(config, policy)
     }
 
     pub fn decide(&self, request: &Request<'_>) -> Decision {
@@ -178,40 +162,35 @@ impl Gate {
         decision
     }
 
-    pub fn subject_of_headers(&self, headers: &HeaderMap, peer: Peer) -> Subject {
-        let caller = self.api_key(headers).map_or(Caller::Anonymous, |api_key| self.caller_of_key(&api_key));
-        let forwarded_for: SmallVec<[&[u8]; 4]> =
-            headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
+    /// `queries` are what the URL of the client's request may have behind its path.
+    pub fn subject_of_headers<'q>(
+        &self,
+        headers: &'q HeaderMap,
+        queries: impl Iterator<Item = &'q str>,
+        peer: Peer,
+    ) -> Subject {
+        let lines = |name| headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<SmallVec<[&[u8]; 4]>>();
+        let (forwarded_for, forwarded) = (lines(X_FORWARDED_FOR), lines(header::FORWARDED.as_str()));
         let arrival = Arrival {
             peer: peer.0,
             forwarded_for: &forwarded_for,
-            real_ip: headers.get(X_REAL_IP).map(HeaderValue::as_bytes),
+            forwarded: &forwarded,
+            // Where there are several, the last is of whoever is nearest.
+            real_ip: headers.get_all(X_REAL_IP).iter().next_back().map(HeaderValue::as_bytes),
+            header: self.address_header,
         };
         let address = client_address(&arrival, &self.trusted_proxies, |address| self.host.contains(address));
-        Subject { caller, address }
+        Subject { caller: self.callers.of_headers(headers, queries, address, &self.limiter.active()), address }
     }
 
-    fn api_key<'a>(&self, headers: &'a HeaderMap) -> Option<Cow<'a, str>> {
-        if !self.uses_keys() {
-            return None;
-        }
-        // Lossy: a key with other bytes than ours have is unknown, not absent.
-        let key = |bytes: &'a [u8]| String::from_utf8_lossy(bytes);
-        headers.get(&self.key_use.header).map(|value| key(value.as_bytes())).or_else(|| {
-            let credentials = headers.get(header::AUTHORIZATION)?.as_bytes();
-            let (scheme, credentials) = credentials.split_at_checked(BEARER.len())?;
-            scheme.eq_ignore_ascii_case(BEARER).then(|| key(credentials.trim_ascii()))
-        })
-    }
-
+    /// Whom an API key is of.
     pub fn caller_of_key(&self, api_key: &str) -> Caller {
-        if !self.uses_keys() {
-            return Caller::Unauthenticated;
-        }
-        match self.keys.load().lookup(api_key) {
-            KeyLookup::Known { id, client, plan } => Caller::Key { id, client, plan },
-            KeyLookup::Disabled(_) | KeyLookup::Unknown => Caller::Unauthenticated,
-        }
+        self.callers.of_key(api_key, &self.limiter.active())
+    }
+
+    /// Whom the session cookie with this value names.
+    pub fn caller_of_session(&self, session: &str) -> Caller {
+        self.callers.of_session(session)
     }
 
     /// A client that a program names. Its packets come to this host only if the program runs here, as a gateway does.

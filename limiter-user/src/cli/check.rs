@@ -14,6 +14,7 @@ pub(super) async fn check(arguments: &CheckArgs) -> Result<()> {
     let fields = [
         ("api_key", json!(arguments.key)),
         ("user", json!(arguments.user)),
+        ("session", json!(arguments.session)),
         ("plan", json!(arguments.plan)),
         ("ip", json!(arguments.ip)),
         ("method", json!(arguments.method)),

@@ -1,8 +1,8 @@
-//! `limiter keys add` and `limiter keys list`.
+//! `limiter keys`.
 
 use std::io::ErrorKind;
 
-use super::{ConfigArg, KeysAddArgs, KeysArgs, KeysCommand, report, say, warn};
+use super::{ConfigArg, KeysAddArgs, KeysArgs, KeysCommand, KeysDisableArgs, KeysRotateArgs, report, say, warn};
 use crate::{
     clock::SharedClock,
     config::{Config, ConfigErrors, Environment, IdentityConfig},
@@ -19,6 +19,8 @@ pub fn run(arguments: &KeysArgs) -> Exit {
     match &arguments.command {
         KeysCommand::Add(arguments) => add(arguments),
         KeysCommand::List(arguments) => list(arguments),
+        KeysCommand::Disable(arguments) => finish(disable(arguments)),
+        KeysCommand::Rotate(arguments) => finish(rotate(arguments)),
     }
 }
 
@@ -56,6 +58,35 @@ fn add(arguments: &KeysAddArgs) -> Exit {
     }
 }
 
+fn finish(result: Result<Exit, ConfigErrors>) -> Exit {
+    result.unwrap_or_else(|errors| report(&errors))
+}
+
+fn disable(arguments: &KeysDisableArgs) -> Result<Exit, ConfigErrors> {
+    let config = Config::load(&arguments.config.config, Environment::of_process())?;
+    let id = id_to_hex(arguments.id);
+    match key_file::disable(&config.identity.key_file, arguments.id)? {
+        true => warn(format_args!("disabled the key {id}: running agents refuse it within a second")),
+        false => warn(format_args!("the key {id} was disabled already")),
+    }
+    Ok(Exit::Ok)
+}
+
+fn rotate(arguments: &KeysRotateArgs) -> Result<Exit, ConfigErrors> {
+    let config = Config::load(&arguments.config.config, Environment::of_process())?;
+    let IdentityConfig { key_file, key_secret_file, .. } = &config.identity;
+    let now = SharedClock::new().local();
+    let (new, end) = key_file::rotate(key_file, key_secret_file, arguments.id, arguments.grace, now)?;
+    warn(format_args!(
+        "added the key {} of client {}, which is shown this once; the old one, {}, ends at {}",
+        id_to_hex(new.id),
+        new.client,
+        id_to_hex(arguments.id),
+        key_file::date(end)
+    ));
+    Ok(say(new.key.expose()).err().unwrap_or(Exit::Ok))
+}
+
 /// A policy that cannot be read cannot be asked, and whoever adds keys need not be able to read it.
 fn check_plan(config: &Config, plan: &str) -> Result<(), ConfigErrors> {
     let file = &config.policy.file;
@@ -87,6 +118,7 @@ fn list(arguments: &ConfigArg) -> Exit {
         Ok(keys) => keys,
         Err(errors) => return report(&errors),
     };
+    let now = SharedClock::new().local();
     let width = keys.entries().iter().map(|entry| entry.client.len()).max().unwrap_or(0).max("CLIENT".len());
     let plans = keys.entries().iter().map(|entry| entry.plan.as_ref().map_or(1, |plan| plan.len())).max();
     let plan_width = plans.unwrap_or(0).max("PLAN".len());
@@ -95,8 +127,13 @@ fn list(arguments: &ConfigArg) -> Exit {
     };
     let mut rows = vec![row("ID", "CLIENT", "PLAN", "STATE")];
     for entry in keys.entries() {
-        let state = if entry.disabled { "disabled" } else { "active" };
-        rows.push(row(&id_to_hex(entry.id), &entry.client, entry.plan.as_deref().unwrap_or("-"), state));
+        let state = match entry.expires {
+            _ if entry.disabled => "disabled".to_owned(),
+            Some(end) if entry.has_ended(now) => format!("ended {}", key_file::date(end)),
+            Some(end) => format!("active until {}", key_file::date(end)),
+            None => "active".to_owned(),
+        };
+        rows.push(row(&id_to_hex(entry.id), &entry.client, entry.plan.as_deref().unwrap_or("-"), &state));
     }
     rows.into_iter().find_map(Result::err).unwrap_or(Exit::Ok)
 }

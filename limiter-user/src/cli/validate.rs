@@ -4,9 +4,9 @@ use std::{collections::HashSet, path::Path};
 
 use super::{ConfigArg, report, say, warn};
 use crate::{
-    config::{Config, ConfigErrors, Environment, IdentityKind},
+    config::{Config, ConfigErrors, Environment, IdentityKind, StoreKind},
     exit::Exit,
-    identity::{KeyStore, KeyWatch, api_key::id_to_hex},
+    identity::{Jwt, JwtWatch, KeyStore, KeyWatch, api_key::id_to_hex},
     policy::{Policy, Scope},
     watch::FileWatch,
 };
@@ -24,6 +24,8 @@ pub struct Checked {
     pub keys: KeyStore,
     /// Notices what changes in the key file from here on.
     pub watch: KeyWatch,
+    /// The keys of tokens, where tokens are believed, and what notices that they change.
+    pub jwt: Option<(Jwt, JwtWatch)>,
     /// What is right and yet may surprise.
     pub notes: Vec<String>,
 }
@@ -42,33 +44,52 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
         let watch = KeyWatch::new(key_file.clone(), secret_file.clone());
         Some((KeyStore::load(key_file, secret_file).map_err(&mut keep).ok()?, watch))
     });
+    let jwt = configuration.config.as_ref().and_then(|config| config.identity.jwt.as_ref()).and_then(|config| {
+        let watch = JwtWatch::new(config.clone());
+        Some((Jwt::load(config).map_err(&mut keep).ok()?, watch))
+    });
     if let (Some((keys, _)), Some((policy, _))) = (&keys, &policy) {
         keep(keys.check_plans(policy));
     }
-    if let (Some(config), Some((policy, _))) = (&configuration.config, &policy) {
-        keep(check_scopes(config, policy));
+    if let (Some(config), Some((policy, _)), Some((keys, _))) = (&configuration.config, &policy, &keys) {
+        keep(check_scopes(config, policy, keys));
     }
     match (configuration.config, policy, keys) {
         (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
             let notes = notes(&config, &policy, &keys);
-            Ok(Checked { config, environment, policy, policy_watch, keys, watch, notes })
+            Ok(Checked { config, environment, policy, policy_watch, keys, watch, jwt, notes })
         }
         _ => Err(errors),
     }
 }
 
-/// Rules whose identity no request can have.
-fn check_scopes(config: &Config, policy: &Policy) -> ConfigErrors {
+/// Rules whose identity no request can have, or which nodes would count apart.
+pub(crate) fn check_scopes(config: &Config, policy: &Policy, keys: &KeyStore) -> ConfigErrors {
     let mut errors = ConfigErrors::new();
-    if !config.identity.order.contains(&IdentityKind::ApiKey) {
-        for rule in policy.rules.iter().filter(|rule| rule.scope == Scope::Key) {
-            let message = format!("the rule \"{}\" limits API keys, and identity.order has no \"api_key\"", rule.id);
-            errors.extend(ConfigErrors::of_file(&config.policy.file, "rules.scope", message, false));
-        }
-        if !policy.bypass.key_ids.is_empty() {
-            let message = "names API keys, and identity.order has no \"api_key\"";
-            errors.extend(ConfigErrors::of_file(&config.policy.file, "bypass.key_id", message, false));
-        }
+    let order = &config.identity.order;
+    if !policy.bypass.key_ids.is_empty() && !order.contains(&IdentityKind::ApiKey) {
+        let message = "names API keys, and identity.order has no \"api_key\"";
+        errors.extend(ConfigErrors::of_file(&config.policy.file, "bypass.key_id", message, false));
+    }
+    for rule in &policy.rules {
+        let by_session = [IdentityKind::Session, IdentityKind::UserAgent];
+        let message = match rule.scope {
+            Scope::Key if !order.contains(&IdentityKind::ApiKey) => {
+                format!("the rule \"{}\" limits API keys, and identity.order has no \"api_key\"", rule.id)
+            }
+            Scope::Session if !by_session.iter().any(|kind| order.contains(kind)) => format!(
+                "the rule \"{}\" limits sessions, and identity.order has neither \"session_cookie\" nor \"user_agent\"",
+                rule.id
+            ),
+            Scope::Session if config.store.kind != StoreKind::Memory && keys.secret().is_none() => format!(
+                "the rule \"{}\" counts sessions in Redis, by hashes that all nodes have to make alike: write 64 random \
+                 hexadecimal digits to {} (openssl rand -hex 32), readable by the agent alone, and copy it to all nodes",
+                rule.id,
+                config.identity.key_secret_file.display()
+            ),
+            Scope::User | Scope::Key | Scope::Session | Scope::Ip | Scope::Global | Scope::Attribute(_) => continue,
+        };
+        errors.extend(ConfigErrors::of_file(&config.policy.file, "rules.scope", message, false));
     }
     errors
 }
@@ -193,6 +214,24 @@ mod tests {
         assert!(errors.ends_with("the rule \"k\" limits API keys, and identity.order has no \"api_key\""), "{errors}");
         let files = Files::new("order = [\"ip\", \"api_key\"]\n", policy, "");
         assert!(files.check().unwrap_err().to_string().contains("\"ip\" comes last"));
+    }
+
+    #[test]
+    fn a_rule_for_sessions_needs_sessions_and_nodes_that_agree_on_them() {
+        let policy = "[[rules]]\nid = \"s\"\nscope = \"session\"\nlimit = 1\nwindow = \"1s\"\n";
+        let files = Files::new("order = [\"api_key\", \"ip\"]\n", policy, "");
+        let errors = files.check().unwrap_err().to_string();
+        assert!(errors.ends_with("identity.order has neither \"session_cookie\" nor \"user_agent\""), "{errors}");
+        assert!(Files::new("", policy, "").check().is_ok());
+        let redis =
+            "session_cookie = \"sid\"\n[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"redis://127.0.0.1\"]\n";
+        let files = Files::new(redis, policy, "");
+        let errors = files.check().unwrap_err().to_string();
+        assert!(errors.contains("write 64 random hexadecimal digits to") && errors.contains("secret"), "{errors}");
+        fs::write(files.path("secret"), format!("{}\n", "0".repeat(64))).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(files.path("secret"), mode).unwrap();
+        assert!(files.check().is_ok());
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
     compare!("api", ApiConfig in api { restart http, admin, headers, pressure; live });
     compare!("store", StoreConfig in store { restart max_counters, kind; live });
     compare!("identity", IdentityConfig in identity {
-        restart order, api_key_header, key_file, key_secret_file, trusted_proxies, prefixes; live
+        restart order, api_key_header, api_key_query, session_cookie, client_address_header, jwt, key_file, key_secret_file, trusted_proxies, prefixes; live
     });
     compare!("policy", PolicyConfig in policy { restart file; live });
     compare!("push", PushConfig in push { restart enabled, max_block, after_denials; live });
@@ -30,6 +30,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
         // As they are called in the file.
         *name = match *name {
             "store.kind" => "store.kind or store.redis",
+            "identity.jwt" => "[identity.jwt]",
             "identity.prefixes" => "identity.ipv4_prefix or identity.ipv6_prefix",
             name => name,
         };

@@ -356,6 +356,14 @@ impl<'d> Value<'d> {
         matches!(self.kind, Kind::Toml(DeValue::Datetime(_)))
     }
 
+    /// A date as it is written, if it is one; no mistake otherwise.
+    pub(crate) fn as_date(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Toml(DeValue::Datetime(date)) => Some(date.to_string()),
+            Kind::Toml(_) | Kind::Text(_) => None,
+        }
+    }
+
     pub(crate) fn is_integer(&self) -> bool {
         matches!(self.kind, Kind::Toml(DeValue::Integer(_)))
     }

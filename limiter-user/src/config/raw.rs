@@ -24,9 +24,10 @@ raw_table!(RawStore { kind, max_counters; tables redis: RawRedis; later breaker 
 raw_table!(RawRedis in place { urls, mode, username, password_file, timeout, sync_interval; later tls });
 
 raw_table!(RawIdentity {
-    order, api_key_header, key_file, key_secret_file, trusted_proxies, ipv4_prefix, ipv6_prefix;
-    later jwt, session_cookie
+    order, api_key_header, api_key_query, session_cookie, client_address_header, key_file, key_secret_file, trusted_proxies, ipv4_prefix, ipv6_prefix; tables jwt: RawJwt
 });
+
+raw_table!(RawJwt { public_key_file, jwks_file, secret_file, algorithms, audience, issuer, leeway, plan_claim });
 
 raw_table!(RawPolicySource { file; later redis });
 

@@ -42,7 +42,9 @@ fn an_empty_file_is_all_defaults() {
     assert_eq!(config.api.pressure, PressureConfig { header: false, interval, expires });
     assert!(matches!(config.store.kind, StoreKind::Memory));
     assert_eq!(config.store.max_counters, 1_000_000);
-    assert_eq!(config.identity.order, [IdentityKind::ApiKey, IdentityKind::Ip]);
+    assert_eq!(config.identity.order, IdentityKind::NAMES.iter().map(|(_, kind)| *kind).collect::<Vec<_>>());
+    assert_eq!(config.identity.session_cookie, None);
+    assert_eq!((config.identity.api_key_query, config.identity.client_address_header), (None, None));
     assert_eq!(config.identity.api_key_header, "x-api-key");
     assert_eq!(config.identity.key_file, Path::new("/etc/limiter/keys.toml"));
     assert_eq!(config.identity.key_secret_file, Path::new("/etc/limiter/keys.secret"));
@@ -81,7 +83,9 @@ fn every_field_is_read() {
         timeout = "10ms"
         sync_interval = "20ms"
         [identity]
-        order = ["ip"]
+        order = ["session", "address"]
+        session_cookie = "sid"
+        client_address_header = "forwarded"
         api_key_header = "X-Key"
         key_file = "keys.toml"
         key_secret_file = "secret/keys"
@@ -115,7 +119,9 @@ fn every_field_is_read() {
     assert_eq!(redis.url.address, RedisAddress::Tcp { host: "redis".into(), port: 7000 });
     assert_eq!((redis.url.database, redis.url.username.as_deref()), (2, Some("limiter")));
     assert_eq!((redis.timeout, redis.sync_interval), (Duration::from_millis(10), Duration::from_millis(20)));
-    assert_eq!(config.identity.order, [IdentityKind::Ip]);
+    assert_eq!(config.identity.order, [IdentityKind::Session, IdentityKind::Ip]);
+    assert_eq!(config.identity.session_cookie.as_deref(), Some("sid"));
+    assert_eq!(config.identity.client_address_header, Some(AddressHeader::Forwarded));
     assert_eq!(config.identity.api_key_header, "x-key");
     assert_eq!(config.identity.key_file, Path::new("/etc/limiter/keys.toml"));
     assert_eq!(config.identity.key_secret_file, Path::new("/etc/limiter/secret/keys"));
@@ -238,12 +244,60 @@ fn bad_values_are_refused_with_line_and_key() {
             "2: store.redis.password_file: cannot read /nonexistent/p: No such file or directory (os error 2)",
         ),
         ("[identity]\norder = []", "2: identity.order: is empty: a request has to be somebody's"),
-        ("[identity]\norder = [\"jwt\"]", "2: identity.order[0]: \"jwt\" is not available in this version"),
-        ("[identity]\norder = [\"name\"]", "2: identity.order[0]: \"name\" is not one of \"api_key\", \"ip\""),
+        (
+            "[identity]\norder = [\"name\"]",
+            "2: identity.order[0]: \"name\" is not one of \"api_key\", \"jwt\", \"session_cookie\", \"user_agent\", \"ip\"",
+        ),
+        (
+            "[identity]\norder = [\"ip\", \"api_key\"]",
+            "2: identity.order[1]: would never be looked at: every request has an address, so \"ip\" comes last",
+        ),
+        (
+            "[identity]\norder = [\"session_cookie\"]",
+            "2: identity.order[0]: needs the name of the cookie in identity.session_cookie",
+        ),
+        (
+            "[identity]\norder = [\"ip\"]\nsession_cookie = \"sid\"",
+            "3: identity.session_cookie: would never be looked at: identity.order has no \"session_cookie\"",
+        ),
+        (
+            "[identity]\nclient_address_header = \"via\"",
+            "2: identity.client_address_header: \"via\" is not one of \"x-forwarded-for\", \"forwarded\", \"x-real-ip\"",
+        ),
+        ("[identity]\napi_key_query = \"a=b\"", "2: identity.api_key_query: \"a=b\" cannot be the name of a parameter"),
+        (
+            "[identity]\norder = [\"ip\"]\napi_key_query = \"k\"",
+            "3: identity.api_key_query: would never be looked at: identity.order has no \"api_key\"",
+        ),
+        ("[identity]\nsession_cookie = \"a b\"", "2: identity.session_cookie: \"a b\" cannot be the name of a cookie"),
         ("[identity]\norder = [\"ip\", \"ip\"]", "2: identity.order[1]: is named twice"),
-        ("[identity]\njwt = {}", "2: identity.jwt: is not available in this version"),
-        ("[identity.jwt]\nkey = 1", "1: identity.jwt: is not available in this version"),
-        ("[identity]\nsession_cookie = \"s\"", "2: identity.session_cookie: is not available in this version"),
+        (
+            "[identity.jwt]\nkey = 1",
+            "2: identity.jwt.key: unknown field: known are public_key_file, jwks_file, secret_file, algorithms, audience, \
+             issuer, leeway, plan_claim",
+        ),
+        (
+            "[identity.jwt]\nsecret_file = \"s\"\nalgorithms = [\"none\"]",
+            "3: identity.jwt.algorithms[0]: \"none\" is not one of \"HS256\", \"RS256\", \"ES256\", \"EdDSA\"",
+        ),
+        (
+            "[identity.jwt]\nsecret_file = \"s\"\nalgorithms = []",
+            "3: identity.jwt.algorithms: is empty, so no token would ever be valid",
+        ),
+        (
+            "[identity.jwt]\nissuer = \"i\"",
+            "2: identity.jwt.issuer: there is no key to verify tokens with: set public_key_file, jwks_file or secret_file",
+        ),
+        (
+            "[identity.jwt]\nsecret_file = \"s\"\naudience = []",
+            "3: identity.jwt.audience: is empty: remove it to accept any",
+        ),
+        ("[identity.jwt]\nsecret_file = \"s\"\nleeway = \"1h\"", "3: identity.jwt.leeway: 3600s is outside 1s to 600s"),
+        ("[identity]\norder = [\"jwt\"]", "2: identity.order[0]: needs the keys of tokens in [identity.jwt]"),
+        (
+            "[identity]\norder = [\"ip\"]\njwt = { jwks_file = \"j\" }",
+            "3: identity.jwt.jwks_file: would never be looked at: identity.order has no \"jwt\"",
+        ),
         (
             "[identity]\napi_key_header = \"X Key\"",
             "2: identity.api_key_header: \"X Key\" cannot be the name of a header",

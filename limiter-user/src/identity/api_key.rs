@@ -1,13 +1,13 @@
 //! API keys, and the keyed hash that stands for them everywhere but in the request itself.
 
-use std::{fmt, fs, io::ErrorKind, os::unix::fs::PermissionsExt, path::Path};
+use std::{fmt, fs, io::ErrorKind, net::IpAddr, os::unix::fs::PermissionsExt, path::Path};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use crate::{
     config::{ConfigErrors, Secret},
-    store::ApiKeyId,
+    store::{ApiKeyId, SessionId},
 };
 
 /// A presented key that is longer is none of ours, and is not worth hashing.
@@ -22,7 +22,7 @@ const BASE_62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmno
 #[error("cannot get random numbers: {0}")]
 pub struct RandomError(#[from] getrandom::Error);
 
-/// What API keys are hashed with. Never printed.
+/// What API keys and sessions are hashed with. Never printed.
 ///
 /// Ids are looked up, not compared with what a client sends: whoever does not have the secret cannot choose an id, so the
 /// time of a look-up tells nothing about stored ones.
@@ -74,14 +74,41 @@ impl KeySecret {
         Ok(Secret::new(hex(&secret)))
     }
 
+    /// A secret of this process alone.
+    pub fn random() -> Result<Self, RandomError> {
+        let mut secret = [0; Self::LEN];
+        getrandom::fill(&mut secret)?;
+        Ok(Self::new(&secret))
+    }
+
     /// What stands for a key.
     pub fn id_of(&self, key: &str) -> ApiKeyId {
+        ApiKeyId(self.hash(&[key.as_bytes()]))
+    }
+
+    /// What stands for a session. No header can hold the zero byte, so no API key has the hash of a session.
+    pub fn session_of(&self, cookie: &[u8]) -> SessionId {
+        SessionId(self.hash(&[b"session\0", cookie]))
+    }
+
+    /// What stands for whoever has no session: the address, cut to its prefix, with the User-Agent.
+    pub fn session_of_agent(&self, address: IpAddr, user_agent: &[u8]) -> SessionId {
+        let address = match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        SessionId(self.hash(&[b"agent\0", &address.octets(), user_agent]))
+    }
+
+    fn hash(&self, parts: &[&[u8]]) -> [u8; 16] {
         let mut mac = self.keyed.clone();
-        mac.update(key.as_bytes());
+        for part in parts {
+            mac.update(part);
+        }
         let hash: [u8; 32] = mac.finalize().into_bytes().into();
         let mut id = [0; 16];
         id.copy_from_slice(&hash[..16]);
-        ApiKeyId(id)
+        id
     }
 }
 
@@ -146,6 +173,22 @@ mod tests {
         assert_eq!(id_from_hex("b0344c61d8db38535ca8afceaf0bf12b"), Some(id));
         assert_eq!(id_from_hex("b0344c61d8db38535ca8afceaf0bf12"), None);
         assert_eq!(id_from_hex("+0344c61d8db38535ca8afceaf0bf12b"), None);
+    }
+
+    #[test]
+    fn no_two_kinds_of_caller_share_a_hash() {
+        let secret = KeySecret::new(&[7; 32]);
+        let (v4, v6): (IpAddr, IpAddr) = ("192.0.2.1".parse().unwrap(), "2001:db8::".parse().unwrap());
+        let ids = [
+            secret.id_of("x").0,
+            secret.session_of(b"x").0,
+            secret.session_of(b"y").0,
+            secret.session_of_agent(v4, b"x").0,
+            secret.session_of_agent(v4, b"y").0,
+            secret.session_of_agent(v6, b"x").0,
+            KeySecret::new(&[8; 32]).session_of(b"x").0,
+        ];
+        assert_eq!(ids.iter().collect::<std::collections::HashSet<_>>().len(), ids.len());
     }
 
     #[test]

@@ -1,11 +1,17 @@
 //! Which address a request comes from, when gateways and proxies stand between.
 //!
-//! Headers are believed only when a gateway sent them, and in `X-Forwarded-For` only as far from the right as each hop is
-//! one that is trusted to have named the next.
+//! Headers are believed only when a gateway sent them, and in `X-Forwarded-For` and `Forwarded` only as far from the right
+//! as each hop is one that is trusted to have named the next. Which of several headers is the gateway's and which the
+//! client's own cannot be told: `X-Forwarded-For` comes first, unless the configuration names another.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    iter::Peekable,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
+
+use super::forwarded::{elements_from_right, node};
 
 /// Hops of `X-Forwarded-For` that are looked at.
 pub const MAX_HOPS: usize = 64;
@@ -28,8 +34,20 @@ pub struct Arrival<'h> {
     pub peer: Option<IpAddr>,
     /// Values of all `X-Forwarded-For` lines, in order.
     pub forwarded_for: &'h [&'h [u8]],
-    /// `X-Real-IP`: counts only where there is no `X-Forwarded-For`.
+    /// Values of all `Forwarded` lines, in order: count only where there is no `X-Forwarded-For`.
+    pub forwarded: &'h [&'h [u8]],
+    /// `X-Real-IP`: counts only where there is neither.
     pub real_ip: Option<&'h [u8]>,
+    /// The one header that counts, where the configuration says which.
+    pub header: Option<AddressHeader>,
+}
+
+/// A header that names clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressHeader {
+    XForwardedFor,
+    Forwarded,
+    XRealIp,
 }
 
 /// The client's address; `None` when a Unix socket's gateway did not name it.
@@ -48,26 +66,54 @@ pub fn client_address(
         return itself;
     }
 
-    let mut packet_source = peer_is_local;
-    let mut client = None;
-    let mut hops = arrival.forwarded_for.iter().rev().flat_map(|line| line.rsplit(|byte| *byte == b','));
-    let mut hops = hops.by_ref().map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty()).take(MAX_HOPS).peekable();
-    if hops.peek().is_none() {
-        let real_ip = arrival.real_ip.and_then(address_in);
-        return real_ip.map(|address| ClientAddress { address, packet_source }).or(itself);
-    }
-    for hop in hops {
-        let Some(address) = address_in(hop) else { break };
-        // The hop before this one is passed by now; a proxy on another host hides whose packets come here.
-        if let Some(ClientAddress { address: passed, .. }) = client {
-            packet_source &= is_local(passed);
+    let is_named = |header: AddressHeader| arrival.header.is_none_or(|named| named == header);
+    let mut x_forwarded_for =
+        hops(arrival.forwarded_for.iter().rev().flat_map(|line| line.rsplit(|byte| *byte == b',')));
+    let mut forwarded = hops(arrival.forwarded.iter().rev().flat_map(|line| elements_from_right(line)));
+    let walk = Walk { is_local: &is_local, is_trusted: &is_trusted, packet_source: peer_is_local };
+    let named = if is_named(AddressHeader::XForwardedFor) && x_forwarded_for.peek().is_some() {
+        walk.to_client(x_forwarded_for.map(address_in))
+    } else if is_named(AddressHeader::Forwarded) && forwarded.peek().is_some() {
+        walk.to_client(forwarded.map(|element| address_in(&node(element)?)))
+    } else if is_named(AddressHeader::XRealIp) {
+        let address = arrival.real_ip.and_then(address_in);
+        address.map(|address| ClientAddress { address, packet_source: peer_is_local })
+    } else {
+        None
+    };
+    named.or(itself)
+}
+
+/// The entries of a header that say something.
+fn hops<'h>(entries: impl Iterator<Item = &'h [u8]>) -> Peekable<impl Iterator<Item = &'h [u8]>> {
+    entries.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty()).take(MAX_HOPS).peekable()
+}
+
+/// From the gateway towards the client, as far as each hop is one that is trusted to have named the next.
+struct Walk<'w> {
+    is_local: &'w dyn Fn(IpAddr) -> bool,
+    is_trusted: &'w dyn Fn(IpAddr) -> bool,
+    packet_source: bool,
+}
+
+impl Walk<'_> {
+    /// The last hop that is known.
+    fn to_client(&self, hops: impl Iterator<Item = Option<IpAddr>>) -> Option<ClientAddress> {
+        let mut packet_source = self.packet_source;
+        let mut client = None;
+        for hop in hops {
+            let Some(address) = hop else { break };
+            // The hop before this one is passed by now; a proxy on another host hides whose packets come here.
+            if let Some(ClientAddress { address: passed, .. }) = client {
+                packet_source &= (self.is_local)(passed);
+            }
+            client = Some(ClientAddress { address, packet_source });
+            if !(self.is_local)(address) && !(self.is_trusted)(address) {
+                break;
+            }
         }
-        client = Some(ClientAddress { address, packet_source });
-        if !is_local(address) && !is_trusted(address) {
-            break;
-        }
+        client
     }
-    client.or(itself)
 }
 
 /// The address in one entry: with or without port, brackets, zone and quotes. `None` for anything else.
@@ -106,7 +152,11 @@ fn ipv6(text: &str) -> Option<Ipv6Addr> {
     address.parse().ok()
 }
 
+/// A number, or as `Forwarded` has it, a name that begins with an underscore.
 fn is_port(text: &str) -> bool {
+    if let Some(name) = text.strip_prefix('_') {
+        return !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    }
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
 }
 
@@ -116,11 +166,24 @@ mod tests {
 
     /// 127.0.0.0/8, ::1 and 192.0.2.1 are this host; 10.0.0.0/8 and 2001:db8:ffff::/48 are trusted.
     fn decide(peer: &str, forwarded_for: &[&str], real_ip: Option<&str>) -> String {
+        decide_by(None, peer, forwarded_for, &[], real_ip)
+    }
+
+    fn decide_by(
+        header: Option<AddressHeader>,
+        peer: &str,
+        forwarded_for: &[&str],
+        forwarded: &[&str],
+        real_ip: Option<&str>,
+    ) -> String {
         let lines: Vec<&[u8]> = forwarded_for.iter().map(|line| line.as_bytes()).collect();
+        let forwarded: Vec<&[u8]> = forwarded.iter().map(|line| line.as_bytes()).collect();
         let arrival = Arrival {
             peer: (peer != "unix").then(|| peer.parse().unwrap()),
             forwarded_for: &lines,
+            forwarded: &forwarded,
             real_ip: real_ip.map(str::as_bytes),
+            header,
         };
         let trusted = ["10.0.0.0/8".parse().unwrap(), "2001:db8:ffff::/48".parse().unwrap()];
         let is_local = |address: IpAddr| address.is_loopback() || address.to_string() == "192.0.2.1";
@@ -177,6 +240,68 @@ mod tests {
             ("too many hops", "unix", &[many("203.0.113.9").as_str()], None, "10.0.0.1 behind"),
         ] {
             assert_eq!(decide(peer, forwarded_for, real_ip), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn clients_of_forwarded() {
+        let many = vec!["for=10.0.0.1"; 200].join(", ");
+        let far = format!("for=203.0.113.9, {many}");
+        let lines: Vec<&str> = std::iter::once("for=203.0.113.9").chain([many.as_str(); 50]).collect();
+        for (what, peer, forwarded, expected) in [
+            ("an address", "unix", &["for=203.0.113.9"][..], "203.0.113.9 source"),
+            ("headers of a client", "203.0.113.9", &["for=198.51.100.1"], "203.0.113.9 source"),
+            ("other parameters", "unix", &["proto=https;FOR=203.0.113.9;by=_x;host=a"], "203.0.113.9 source"),
+            ("a port", "unix", &["for=\"203.0.113.9:4711\""], "203.0.113.9 source"),
+            ("a port without quotes", "unix", &["for=203.0.113.9:4711"], "203.0.113.9 source"),
+            ("a port with a name", "unix", &["for=\"[2001:db8::9]:_a.b-c\""], "2001:db8::9 source"),
+            ("IPv6", "unix", &["for=\"[2001:db8::9]:4711\""], "2001:db8::9 source"),
+            ("IPv6 with a zone", "unix", &["for=\"[fe80::1%25eth0]\""], "fe80::1 source"),
+            ("IPv6 without quotes", "unix", &["for=[2001:db8::9]"], "2001:db8::9 source"),
+            ("a mapped client", "unix", &["for=\"[::ffff:203.0.113.9]\""], "203.0.113.9 source"),
+            ("an escaped address", "unix", &["for=\"203\\.0.113.9\""], "203.0.113.9 source"),
+            ("a spoofed hop", "unix", &["for=198.51.100.1, for=203.0.113.9"], "203.0.113.9 source"),
+            ("in a line of its own", "unix", &["for=198.51.100.1", "for=203.0.113.9"], "203.0.113.9 source"),
+            ("behind a trusted proxy", "unix", &["for=203.0.113.9, for=10.0.0.1"], "203.0.113.9 behind"),
+            ("behind two", "10.0.0.9", &["for=6.6.6.6,for=203.0.113.9", "for=10.0.0.1"], "203.0.113.9 behind"),
+            ("a quote left open", "unix", &["for=\", for=203.0.113.9"], "203.0.113.9 source"),
+            ("and a backslash", "unix", &["for=\"\\, for=\"203.0.113.9\""], "203.0.113.9 source"),
+            ("commas in quotes", "unix", &["for=203.0.113.9;by=\"a, for=6.6.6.6\""], "203.0.113.9 source"),
+            ("hidden", "unix", &["for=_hidden, for=10.0.0.1"], "10.0.0.1 source"),
+            ("unknown", "unix", &["for=203.0.113.9, for=unknown, for=10.0.0.1"], "10.0.0.1 source"),
+            ("hidden at once", "127.0.0.1", &["for=203.0.113.9, for=_hidden"], "127.0.0.1 source"),
+            ("and a Unix socket", "unix", &["for=203.0.113.9, for=unknown"], "none"),
+            ("nobody", "unix", &["for=203.0.113.9, proto=http"], "none"),
+            ("two at once", "unix", &["for=203.0.113.9;for=203.0.113.8"], "none"),
+            ("garbage", "unix", &["for=203.0.113.9, \u{e9}=;;\""], "none"),
+            ("empty elements", "unix", &["for=203.0.113.9, ,", ""], "203.0.113.9 source"),
+            ("too many hops", "unix", &[far.as_str()], "10.0.0.1 behind"),
+            ("too many lines", "unix", &lines, "10.0.0.1 behind"),
+        ] {
+            assert_eq!(decide_by(None, peer, &[], forwarded, Some("198.51.100.7")), expected, "{what}");
+            let only = Some(AddressHeader::Forwarded);
+            assert_eq!(decide_by(only, peer, &["6.6.6.6"], forwarded, None), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn one_of_several_headers_is_believed() {
+        let all = (&["203.0.113.1"][..], &["for=203.0.113.2"][..], Some("203.0.113.3"));
+        let (none, no_lines) = ((&[][..], &[][..], None), &[""][..]);
+        for (header, (x_forwarded_for, forwarded, real_ip), expected) in [
+            (None, all, "203.0.113.1 source"),
+            (None, (no_lines, all.1, all.2), "203.0.113.2 source"),
+            (None, (&[], no_lines, all.2), "203.0.113.3 source"),
+            (None, none, "127.0.0.1 source"),
+            (Some(AddressHeader::XForwardedFor), all, "203.0.113.1 source"),
+            (Some(AddressHeader::XForwardedFor), (&[], all.1, all.2), "127.0.0.1 source"),
+            (Some(AddressHeader::Forwarded), all, "203.0.113.2 source"),
+            (Some(AddressHeader::Forwarded), (all.0, &[], all.2), "127.0.0.1 source"),
+            (Some(AddressHeader::XRealIp), all, "203.0.113.3 source"),
+            (Some(AddressHeader::XRealIp), (all.0, all.1, None), "127.0.0.1 source"),
+        ] {
+            let found = decide_by(header, "127.0.0.1", x_forwarded_for, forwarded, real_ip);
+            assert_eq!(found, expected, "{header:?} {x_forwarded_for:?} {forwarded:?} {real_ip:?}");
         }
     }
 

@@ -1,8 +1,10 @@
 //! The key store in a file: ids, clients and plans, and never a key.
 
+mod change;
+mod date;
+
 use std::{
     collections::HashMap,
-    fmt::Write as _,
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write as _},
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
@@ -12,6 +14,8 @@ use std::{
 
 use limiter_common::time::UnixMicros;
 
+use self::change::{Locked, of_io};
+pub use self::change::{disable, rotate};
 use super::api_key::{KeySecret, MAX_KEY_LEN, generate_key, id_from_hex, id_to_hex, random_digits};
 use crate::{
     config::{ConfigError, ConfigErrors, Context, Environment, Origin, Secret, Table, Value, identifier, raw_table},
@@ -21,7 +25,7 @@ use crate::{
 
 raw_table!(RawKeys { keys });
 
-raw_table!(RawKey in place { id, client, plan, disabled, created });
+raw_table!(RawKey in place { id, client, plan, disabled, created, expires });
 
 /// What a key file says of one key.
 #[derive(Clone, Debug)]
@@ -31,7 +35,22 @@ pub struct KeyEntry {
     pub client: Arc<str>,
     pub plan: Option<Arc<str>>,
     pub disabled: bool,
+    /// When it ends by itself.
+    pub expires: Option<UnixMicros>,
     origin: Origin,
+    id_origin: Origin,
+}
+
+impl KeyEntry {
+    /// Whether the key is not valid any more.
+    pub fn has_ended(&self, now: UnixMicros) -> bool {
+        self.disabled || self.expires.is_some_and(|expires| now.get() >= expires.get())
+    }
+
+    /// What the file says of it, wherever that stands.
+    fn state(&self) -> (&str, Option<&str>, bool, Option<UnixMicros>) {
+        (&self.client, self.plan.as_deref(), self.disabled, self.expires)
+    }
 }
 
 /// All keys of a file. Load it again when the file has changed.
@@ -44,7 +63,12 @@ pub struct KeyStore {
 /// Whose key it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyLookup {
-    Known { id: ApiKeyId, client: Arc<str>, plan: Option<Arc<str>> },
+    Known {
+        id: ApiKeyId,
+        client: Arc<str>,
+        plan: Option<Arc<str>>,
+    },
+    /// Or its time is over.
     Disabled(ApiKeyId),
     Unknown,
 }
@@ -73,17 +97,22 @@ impl KeyStore {
     }
 
     /// Hashes the key once.
-    pub fn lookup(&self, presented: &str) -> KeyLookup {
+    pub fn lookup(&self, presented: &str, now: UnixMicros) -> KeyLookup {
         let Some(secret) = self.secret.as_ref().filter(|_| presented.len() <= MAX_KEY_LEN) else {
             return KeyLookup::Unknown;
         };
         match self.entries.get(&secret.id_of(presented)) {
-            Some(KeyEntry { id, disabled: true, .. }) => KeyLookup::Disabled(*id),
+            Some(entry) if entry.has_ended(now) => KeyLookup::Disabled(entry.id),
             Some(KeyEntry { id, client, plan, .. }) => {
                 KeyLookup::Known { id: *id, client: client.clone(), plan: plan.clone() }
             }
             None => KeyLookup::Unknown,
         }
+    }
+
+    /// What keys, and sessions, are hashed with, if there is a file with it.
+    pub const fn secret(&self) -> Option<&KeySecret> {
+        self.secret.as_ref()
     }
 
     pub fn len(&self) -> usize {
@@ -113,6 +142,11 @@ impl KeyStore {
         }
         errors
     }
+}
+
+/// A time as key files have it.
+pub fn date(at: UnixMicros) -> String {
+    date::rfc_3339(at)
 }
 
 /// 1 to 128 bytes that need no escaping anywhere.
@@ -163,7 +197,15 @@ fn entry(raw: &RawKey<'_>) -> Option<KeyEntry> {
     let client = raw.client.as_ref().and_then(|value| value.parsed("a client id", client_id));
     let plan = raw.plan.as_ref().and_then(|value| value.parsed("the name of a plan", identifier)).map(Arc::from);
     let disabled = raw.disabled.as_ref().and_then(Value::boolean).unwrap_or(false);
-    Some(KeyEntry { id: id?, client: client?, plan, disabled, origin: raw.place.origin() })
+    let expires = raw.expires.as_ref().and_then(|value| {
+        let expires = value.as_date().and_then(|date| date::instant(&date));
+        if expires.is_none() {
+            value.error("is not a date such as 2026-01-31T12:00:00Z");
+        }
+        expires
+    });
+    let id_origin = raw.id.as_ref()?.place().origin();
+    Some(KeyEntry { id: id?, client: client?, plan, disabled, expires, origin: raw.place.origin(), id_origin })
 }
 
 /// A key that was just added.
@@ -185,25 +227,9 @@ pub fn add(
     plan: Option<&str>,
     created: UnixMicros,
 ) -> Result<NewKey, ConfigErrors> {
-    let of_io = |operation: &'static str, path: &Path| {
-        let path = path.to_owned();
-        move |error: io::Error| ConfigErrors::of_io(operation, &path, "", &error)
-    };
     let random = |error: super::api_key::RandomError| ConfigErrors::of_file(key_file, "", error.to_string(), false);
-
-    // The file behind a symbolic link is what is replaced.
-    let key_file = fs::canonicalize(key_file).unwrap_or_else(|_| key_file.to_owned());
-    let lock_file = with_suffix(&key_file, ".lock");
-    let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock_file);
-    let lock = lock.map_err(of_io("open the lock", &lock_file))?;
-    lock.lock().map_err(of_io("lock", &lock_file))?;
-
-    let text = match fs::read_to_string(&key_file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(of_io("read the API keys", &key_file)(error)),
-    };
-    let entries = parse(&key_file, &text)?;
+    let locked = Locked::open(key_file)?;
+    let (key_file, entries) = (&locked.path, &locked.entries);
     let secret = match KeySecret::load(secret_file)? {
         Some(secret) => secret,
         None if entries.is_empty() => {
@@ -224,7 +250,16 @@ pub fn add(
     let key = generate_key().map_err(random)?;
     let id = secret.id_of(key.expose());
 
-    let mut text = text;
+    let mut text = locked.text.clone();
+    append(&mut text, id, &client, plan, created);
+    // Whatever the file was like, what is written must be readable.
+    parse(key_file, &text)?;
+    locked.write(&text)?;
+    Ok(NewKey { key, id, client })
+}
+
+/// Adds an entry behind all others.
+fn append(text: &mut String, id: ApiKeyId, client: &str, plan: Option<&str>, created: UnixMicros) {
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
@@ -232,18 +267,11 @@ pub fn add(
         text.push('\n');
     }
     let plan = plan.map(|plan| format!("plan = \"{plan}\"\n")).unwrap_or_default();
-    let written = write!(
-        text,
+    text.push_str(&format!(
         "[[keys]]\nid = \"{}\"\nclient = \"{client}\"\n{plan}created = {}\n",
         id_to_hex(id),
-        rfc_3339(created)
-    );
-    written.map_err(|error| ConfigErrors::of_file(&key_file, "", error.to_string(), false))?;
-    // Whatever the file was like, what is written must be readable.
-    parse(&key_file, &text)?;
-    replace(&key_file, &text).map_err(of_io("write", &key_file))?;
-    drop(lock);
-    Ok(NewKey { key, id, client })
+        date::rfc_3339(created)
+    ));
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -283,25 +311,10 @@ fn write_new(path: &Path, temporary: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// As in `2026-01-31T12:00:00Z`.
-fn rfc_3339(at: UnixMicros) -> String {
-    let seconds = at.get() / 1_000_000;
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Howard Hinnant's civil_from_days, for days since 1970: eras of 400 years that begin in March.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const NOW: UnixMicros = UnixMicros::new(1_767_225_600_000_000);
@@ -343,15 +356,15 @@ mod tests {
         let second = files.add("c_2", None);
         let store = files.load().unwrap();
         assert_eq!(
-            store.lookup(first.key.expose()),
+            store.lookup(first.key.expose(), NOW),
             KeyLookup::Known { id: first.id, client: "c_1".into(), plan: Some("free".into()) }
         );
         assert_eq!(
-            store.lookup(second.key.expose()),
+            store.lookup(second.key.expose(), NOW),
             KeyLookup::Known { id: second.id, client: "c_2".into(), plan: None }
         );
         for unknown in ["", "lk_", "unknown", &"x".repeat(1 << 20)] {
-            assert_eq!(store.lookup(unknown), KeyLookup::Unknown);
+            assert_eq!(store.lookup(unknown, NOW), KeyLookup::Unknown);
         }
         let text = fs::read_to_string(files.keys()).unwrap();
         for key in [&first, &second] {
@@ -370,7 +383,50 @@ mod tests {
         let key = files.add("c_1", None);
         let text = fs::read_to_string(files.keys()).unwrap();
         files.write(&format!("{text}disabled = true\n"));
-        assert_eq!(files.load().unwrap().lookup(key.key.expose()), KeyLookup::Disabled(key.id));
+        assert_eq!(files.load().unwrap().lookup(key.key.expose(), NOW), KeyLookup::Disabled(key.id));
+    }
+
+    #[test]
+    fn a_key_is_disabled_and_replaced_in_a_file_of_somebodys_own() {
+        let files = Files::new();
+        files.write("# Ours.\n");
+        let (first, second) = (files.add("c_1", Some("free")), files.add("c_2", None));
+        let text = fs::read_to_string(files.keys()).unwrap();
+        files.write(&text.replace("client = \"c_1\"", "disabled = false # for now\nclient = \"c_1\" # the first"));
+        let hour = Duration::from_secs(3600);
+        let (new, end) = rotate(&files.keys(), &files.secret(), first.id, hour, NOW).unwrap();
+        assert_eq!(end.get(), NOW.get() + 3_600_000_000);
+        let lookup = |key: &NewKey, now: UnixMicros| files.load().unwrap().lookup(key.key.expose(), now);
+        let known = |key: &NewKey| KeyLookup::Known { id: key.id, client: "c_1".into(), plan: Some("free".into()) };
+        let before_end = UnixMicros::new(end.get() - 1);
+        assert_eq!((lookup(&first, before_end), lookup(&new, before_end)), (known(&first), known(&new)));
+        assert_eq!((lookup(&first, end), lookup(&new, end)), (KeyLookup::Disabled(first.id), known(&new)));
+        // Rotated again: its end stays where it was.
+        let (_, again) = rotate(&files.keys(), &files.secret(), first.id, 2 * hour, NOW).unwrap();
+        assert_eq!(again.get(), end.get());
+
+        assert!(disable(&files.keys(), first.id).unwrap());
+        assert!(!disable(&files.keys(), first.id).unwrap(), "it was before");
+        assert_eq!(lookup(&first, NOW), KeyLookup::Disabled(first.id));
+        assert!(matches!(lookup(&second, NOW), KeyLookup::Known { .. }));
+        let error = rotate(&files.keys(), &files.secret(), first.id, hour, NOW).unwrap_err().to_string();
+        assert!(error.contains("has ended"), "{error}");
+        let error = disable(&files.keys(), ApiKeyId([0; 16])).unwrap_err().to_string();
+        assert!(error.contains("there is no key 00000000000000000000000000000000"), "{error}");
+        let text = fs::read_to_string(files.keys()).unwrap();
+        assert!(text.starts_with("# Ours.\n") && text.contains("client = \"c_1\" # the first"), "{text}");
+        assert_eq!((text.matches("disabled").count(), text.matches("expires").count()), (1, 1), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_changed_by_lines_stays_as_it_is() {
+        let files = Files::new();
+        let key = files.add("c_1", None);
+        let text = format!("keys = [{{ id = \"{}\", client = \"c_1\" }}]\n", id_to_hex(key.id));
+        files.write(&text);
+        let error = disable(&files.keys(), key.id).unwrap_err().to_string();
+        assert!(error.contains("write \"disabled = true\" below the id"), "{error}");
+        assert_eq!(fs::read_to_string(files.keys()).unwrap(), text);
     }
 
     #[test]
@@ -411,7 +467,9 @@ mod tests {
         let store = files.load().unwrap();
         assert_eq!(store.len(), 40);
         for key in keys {
-            assert!(matches!(store.lookup(key.key.expose()), KeyLookup::Known { client, .. } if client == key.client));
+            assert!(
+                matches!(store.lookup(key.key.expose(), NOW), KeyLookup::Known { client, .. } if client == key.client)
+            );
         }
     }
 
@@ -419,7 +477,7 @@ mod tests {
     fn without_files_every_key_is_unknown() {
         let store = Files::new().load().unwrap();
         assert!(store.is_empty());
-        assert_eq!(store.lookup("lk_x"), KeyLookup::Unknown);
+        assert_eq!(store.lookup("lk_x", NOW), KeyLookup::Unknown);
     }
 
     #[test]
@@ -473,19 +531,5 @@ mod tests {
         fs::set_permissions(files.secret(), fs::Permissions::from_mode(0o644)).unwrap();
         let error = files.load().unwrap_err().to_string();
         assert!(error.contains("everybody may use it (mode 0644): run chmod 600"), "{error}");
-    }
-
-    #[test]
-    fn dates() {
-        for (seconds, date) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_164_800, "2024-02-29T00:00:00Z"),
-            (4_107_542_399, "2100-02-28T23:59:59Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(rfc_3339(UnixMicros::new(seconds * 1_000_000)), date);
-        }
     }
 }

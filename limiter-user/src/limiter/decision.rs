@@ -18,7 +18,7 @@ pub enum Kind {
     Denied,
     /// The cost is above a ceiling, so waiting does not help.
     Unsatisfiable,
-    /// The API key is unknown or disabled.
+    /// The API key is unknown or disabled, or the token is not valid.
     Unauthenticated,
 }
 

@@ -10,7 +10,7 @@ use crate::{
     config::identifier,
     identity::ClientAddress,
     policy::{Bypass, BypassKind, Endpoints, Limit, Match, Policy, Rule, Scope, Scratch},
-    store::{ApiKeyId, Cell, Charge, CounterKey, Identity},
+    store::{ApiKeyId, Cell, Charge, CounterKey, Identity, SessionId},
 };
 
 /// Who a request comes from, as far as it is known.
@@ -22,13 +22,15 @@ pub enum Caller {
         client: Arc<str>,
         plan: Option<Arc<str>>,
     },
-    /// A client that the gateway has authenticated itself.
+    /// A client that the gateway has authenticated itself, or a verified token names.
     User {
         user: Arc<str>,
         plan: Option<Arc<str>>,
     },
+    /// Whoever has this cookie, or this address with this User-Agent.
+    Session(SessionId),
     Anonymous,
-    /// An API key that is unknown or disabled.
+    /// An API key that is unknown or disabled, or a token that is not valid.
     Unauthenticated,
 }
 
@@ -96,7 +98,7 @@ impl Subject {
         match &self.caller {
             Caller::Key { client, .. } => Some(client),
             Caller::User { user, .. } => Some(user),
-            Caller::Anonymous | Caller::Unauthenticated => None,
+            Caller::Session(_) | Caller::Anonymous | Caller::Unauthenticated => None,
         }
     }
 }
@@ -117,7 +119,8 @@ fn identity(policy: &Policy, scope: Scope, request: &Request<'_>, prefixes: SrcP
             Some(Identity::User(Arc::clone(user)))
         }
         (Scope::Key, Caller::Key { id, .. }) => Some(Identity::Key(*id)),
-        (Scope::User | Scope::Key, Caller::Anonymous) | (Scope::Key, Caller::User { .. }) => None,
+        (Scope::Session, Caller::Session(id)) => Some(Identity::Session(*id)),
+        (Scope::User | Scope::Key | Scope::Session, _) => None,
     }
 }
 

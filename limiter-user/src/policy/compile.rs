@@ -304,9 +304,6 @@ fn scope(value: &Value<'_>, attributes: &mut Vec<Arc<str>>) -> Option<Scope> {
     if let Some(name) = value.as_str().and_then(|text| text.strip_prefix("attribute:")) {
         return attribute(value, name, attributes);
     }
-    if value.is_later(&["session"]) {
-        return None;
-    }
     let words: Vec<_> = Scope::ALL.iter().map(|scope| (scope.as_str(), *scope)).collect();
     value.one_of(&words)
 }

@@ -8,7 +8,7 @@
 
 use std::{fmt::Write as _, net::IpAddr};
 
-use crate::store::{CounterKey, Identity};
+use crate::store::{ApiKeyId, CounterKey, Identity, SessionId};
 
 /// Name of a counter.
 pub fn redis_key(key: &CounterKey) -> String {
@@ -18,9 +18,9 @@ pub fn redis_key(key: &CounterKey) -> String {
     name.push(':');
     match &key.identity {
         Identity::User(user) => push_encoded(&mut name, user),
-        Identity::Key(id) => {
-            for byte in id.0 {
-                push_hex(&mut name, byte);
+        Identity::Key(ApiKeyId(hash)) | Identity::Session(SessionId(hash)) => {
+            for byte in hash {
+                push_hex(&mut name, *byte);
             }
         }
         // Text form; the colons of IPv6 are inside the braces and end nothing.
@@ -74,7 +74,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::store::ApiKeyId;
 
     fn name(identity: Identity, rule: &str) -> String {
         redis_key(&CounterKey { identity, rule: rule.into() })
@@ -91,6 +90,7 @@ mod tests {
             (user("жук"), "login", "rl:{user:%d0%b6%d1%83%d0%ba}:login"),
             (user(""), "login", "rl:{user:}:login"),
             (Identity::Key(ApiKeyId(key)), "login", "rl:{key:00112233445566778899aabbccddeeff}:login"),
+            (Identity::Session(SessionId(key)), "login", "rl:{session:00112233445566778899aabbccddeeff}:login"),
             (Identity::Ip("203.0.113.7".parse().unwrap()), "login", "rl:{ip:203.0.113.7}:login"),
             (Identity::Ip("2001:db8:0:1::".parse().unwrap()), "login", "rl:{ip:2001:db8:0:1::}:login"),
             (Identity::Attribute("tenant:x".into()), "login", "rl:{attribute:tenant:x}:login"),
@@ -106,6 +106,7 @@ mod tests {
         prop_oneof![
             "[a:{}%0-9\\PC\0]{0,6}".prop_map(|user| Identity::User(user.into())),
             any::<[u8; 16]>().prop_map(|id| Identity::Key(ApiKeyId(id))),
+            any::<[u8; 16]>().prop_map(|id| Identity::Session(SessionId(id))),
             any::<IpAddr>().prop_map(Identity::Ip),
             ("[ab.]{1,2}", "[a:{}%0-9\\PC\0]{0,6}")
                 .prop_map(|(name, value)| { Identity::Attribute(format!("{name}:{value}").into()) }),

@@ -1,0 +1,47 @@
+//! Notices that the keys of tokens have changed.
+
+use super::Jwt;
+use crate::{
+    config::{ConfigErrors, JwtConfig},
+    watch::FileWatch,
+};
+
+#[derive(Debug)]
+pub struct JwtWatch {
+    config: JwtConfig,
+    files: Vec<FileWatch>,
+    /// What was last said of files that cannot be used, while they cannot.
+    said: Option<String>,
+}
+
+impl JwtWatch {
+    /// Starts with the files as they are: to be made before they are read for the first time.
+    pub fn new(config: JwtConfig) -> Self {
+        let files = config.files().map(|file| FileWatch::new(file.to_owned())).collect();
+        Self { config, files, said: None }
+    }
+
+    /// The keys, when a file has changed and stood still for a call. Tries again until the files can be read; each error is
+    /// given once.
+    pub fn changed(&mut self) -> Result<Option<Jwt>, ConfigErrors> {
+        let mut has_settled = false;
+        for file in &mut self.files {
+            has_settled |= file.has_settled();
+        }
+        if !has_settled && self.said.is_none() {
+            return Ok(None);
+        }
+        self.files.iter_mut().for_each(FileWatch::mark_read);
+        match Jwt::load(&self.config) {
+            Ok(jwt) => {
+                self.said = None;
+                Ok(Some(jwt))
+            }
+            Err(errors) if self.said.as_ref() == Some(&errors.to_string()) => Ok(None),
+            Err(errors) => {
+                self.said = Some(errors.to_string());
+                Err(errors)
+            }
+        }
+    }
+}
