@@ -25,11 +25,8 @@ pub(crate) fn log(ctx: &XdpContext, ruling: Ruling) {
 }
 
 /// News at info, drops at debug, everything at trace. Numbers only: the agent puts the names in their place.
-///
-/// A function of its own, global so that the verifier looks at it once.
-#[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn line(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
+fn line(ctx: *mut xdp_md, news: u32, index: u32) {
     let level = if !News::from_bits(news).is_none() {
         Level::Info
     } else if is_pass(index) {
@@ -38,7 +35,7 @@ extern "C" fn line(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
         Level::Debug
     };
     if !level_enabled(level) {
-        return 0;
+        return;
     }
     let frame = Frame::new(&XdpContext::new(ctx));
     let bytes = frame.len();
@@ -53,5 +50,4 @@ extern "C" fn line(ctx: *mut xdp_md, news: u32, index: u32) -> u32 {
             log!((), target: "limiter::ebpf", level, "counter {} bytes {}", index, bytes);
         }
     }
-    0
 }
