@@ -12,15 +12,17 @@ use limiter_common::{
     stats::is_pass,
 };
 
-use crate::{
-    packet::Frame,
-    stats::{self, Ruling},
-};
+use crate::packet::Frame;
 
 #[inline(always)]
-pub(crate) fn log(ctx: &XdpContext, ruling: Ruling) {
-    if level_enabled(Level::Info) {
-        line(ctx.ctx, ruling.news.bits(), stats::index(ruling));
+pub(crate) fn is_on() -> bool {
+    level_enabled(Level::Info)
+}
+
+#[inline(always)]
+pub(crate) fn log(ctx: &XdpContext, news: News, index: u32) {
+    if is_on() {
+        line(ctx.ctx, news.bits(), index);
     }
 }
 

@@ -9,7 +9,7 @@ use limiter_common::{
 };
 
 use crate::{
-    budget, clock, globals,
+    budget, clock, diagnosis, globals,
     maps::{self, BucketState, BudgetState, Tat},
     packet::{self, Frame},
     source::Family,
@@ -62,8 +62,13 @@ pub(crate) fn report(ctx: &XdpContext, ruling: Ruling, count: u64) {
     if below != 0 && event::is_sampled(count, below) {
         news = news.and(News::of(EventKind::Sample));
     }
-    if !news.is_none() {
-        tell(ctx.ctx, news.bits(), stats::index(ruling));
+    // One question for both, which most packets answer with no.
+    if !news.is_none() || diagnosis::is_on() {
+        let index = stats::index(ruling);
+        if !news.is_none() {
+            tell(ctx.ctx, news.bits(), index);
+        }
+        diagnosis::log(ctx, ruling.news, index);
     }
 }
 

@@ -35,7 +35,6 @@ fn limiter(ctx: XdpContext) -> u32 {
     let ruling = pipeline::run(&frame);
     let count = stats::record(ruling, frame.len());
     events::report(&ctx, ruling, count);
-    diagnosis::log(&ctx, ruling);
     match ruling.verdict {
         Verdict::Pass(_) | Verdict::ShadowDrop(_) => xdp_action::XDP_PASS,
         Verdict::Drop(_) => xdp_action::XDP_DROP,
