@@ -65,6 +65,13 @@ fn program_name(id: u32) -> Option<String> {
 }
 
 fn link_of(program_id: u32) -> Link {
+    // A link that ends while the kernel lists them is an error of that list, and not of the next one.
+    const LISTS: usize = 5;
+    let mut lists = std::iter::repeat_with(|| link_in_list(program_id)).take(LISTS);
+    lists.find(|link| !matches!(link, Link::Unknown)).unwrap_or(Link::Unknown)
+}
+
+fn link_in_list(program_id: u32) -> Link {
     let mut link = Link::None;
     for found in loaded_links() {
         match found {
