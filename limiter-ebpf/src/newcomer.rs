@@ -83,19 +83,12 @@ fn may_create(neighbourhood: &[AggregateState; ROWS], now: u64) -> bool {
     if one(tat, &quota).commit::<ATTEMPTS>(now).is_err() {
         return false;
     }
-    // Remembered in both; where one is not free it is another neighbourhood's.
+    // Remembered in both; where one is not free it is another neighbourhood's. Tried once: where another CPU was
+    // quicker, it has noted the same.
     let [first, second] = neighbourhood;
-    note(first.creation, now);
-    note(second.creation, now);
+    let _noted = one(first.creation, &RESERVE).commit::<1>(now);
+    let _noted = one(second.creation, &RESERVE).commit::<1>(now);
     true
-}
-
-/// Once only: where another CPU was quicker, it has noted the same.
-#[inline(always)]
-fn note(creation: Tat, now: u64) {
-    let seen = creation.load();
-    let step = gcra::check(seen, &RESERVE, now, 1);
-    let _noted = creation.swap(seen, step.tat);
 }
 
 #[inline(always)]

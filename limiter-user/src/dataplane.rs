@@ -11,6 +11,7 @@ mod error;
 mod events;
 pub mod fake;
 mod foreign;
+mod globals;
 mod kernel;
 mod link_state;
 mod loader;

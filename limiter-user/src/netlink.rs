@@ -17,6 +17,9 @@ const GENERIC_HEADER_LEN: usize = 4;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 const NLA_F_NESTED: u16 = 0x8000;
 
+/// Of `struct ifinfomsg`.
+pub(crate) const LINK_INFO_LEN: usize = 16;
+
 #[derive(Debug)]
 pub(crate) struct Netlink(OwnedFd);
 
@@ -25,10 +28,6 @@ pub(crate) struct Netlink(OwnedFd);
 pub(crate) struct Family(u16);
 
 impl Netlink {
-    pub(crate) fn route() -> io::Result<Self> {
-        Self::open(SockProtocol::NetlinkRoute)
-    }
-
     pub(crate) fn generic() -> io::Result<Self> {
         Self::open(SockProtocol::NetlinkGeneric)
     }
@@ -38,13 +37,19 @@ impl Netlink {
     }
 
     /// What follows the header of the reply.
-    pub(crate) fn ask(&self, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    fn ask(&self, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
         send(self.0.as_raw_fd(), &request(kind, body), MsgFlags::empty())?;
         // The longest reply is about one interface, with its statistics and all its names.
         let mut reply = vec![0; 64 * 1024];
         let len = recv(self.0.as_raw_fd(), &mut reply, MsgFlags::empty())?;
         reply.truncate(len);
         body_of(reply)
+    }
+
+    /// What the kernel says of an interface: a `struct ifinfomsg` of [`LINK_INFO_LEN`] bytes, then attributes.
+    pub(crate) fn link(index: u32) -> io::Result<Vec<u8>> {
+        const RTM_GETLINK: u16 = 18;
+        Self::open(SockProtocol::NetlinkRoute)?.ask(RTM_GETLINK, &link_info(index))
     }
 
     /// A family that the kernel does not have is an error of kind `NotFound`.
@@ -69,6 +74,13 @@ impl Netlink {
         }
         Ok(reply.split_off(GENERIC_HEADER_LEN))
     }
+}
+
+/// One that names the interface alone.
+pub(crate) fn link_info(index: u32) -> [u8; LINK_INFO_LEN] {
+    let mut info = [0; LINK_INFO_LEN];
+    info[4..8].copy_from_slice(&index.to_ne_bytes());
+    info
 }
 
 fn request(kind: u16, body: &[u8]) -> Vec<u8> {

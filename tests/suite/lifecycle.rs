@@ -219,23 +219,30 @@ fn a_reload_acts_on_the_next_packet_and_keeps_state() {
 
 #[test]
 fn operators_block_and_unblock() {
-    let net = TestNet::new();
-    let traffic = Traffic::new(&net);
-    let dataplane = start(&net, &world(&net));
     let prefix = "10.203.0.2/32".parse().expect("a prefix");
     let source = CLIENT_V4[0];
-    dataplane.block(prefix, None).expect("block");
-    assert_eq!(traffic.arriving(source, 3), 0);
-    dataplane.unblock(prefix).expect("unblock");
-    assert_eq!(traffic.arriving(source, 3), 3);
-    assert!(matches!(dataplane.unblock(prefix), Err(DataplaneError::Absent { .. })));
-    dataplane.allow(prefix, None).expect("allow");
-    assert_eq!(traffic.arriving(source, 20), 20);
-    dataplane.unallow(prefix).expect("unallow");
-    assert_eq!(traffic.arriving(source, 20), BURST - 3);
-    dataplane.block(prefix, Some(Duration::ZERO)).expect("block");
-    assert_eq!(dataplane.expire().expect("expire"), 1);
-    assert_eq!(dataplane.expire().expect("expire"), 0);
+    // Lists of the policy are known to the program, and what operators add is not among them.
+    for lists in [false, true] {
+        let net = TestNet::new();
+        let traffic = Traffic::new(&net);
+        let mut world = world(&net);
+        if lists {
+            world = world.allow("198.51.100.0/24").deny("203.0.113.0/24");
+        }
+        let dataplane = start(&net, &world);
+        dataplane.block(prefix, None).expect("block");
+        assert_eq!(traffic.arriving(source, 3), 0);
+        dataplane.unblock(prefix).expect("unblock");
+        assert_eq!(traffic.arriving(source, 3), 3);
+        assert!(matches!(dataplane.unblock(prefix), Err(DataplaneError::Absent { .. })));
+        dataplane.allow(prefix, None).expect("allow");
+        assert_eq!(traffic.arriving(source, 20), 20);
+        dataplane.unallow(prefix).expect("unallow");
+        assert_eq!(traffic.arriving(source, 20), BURST - 3);
+        dataplane.block(prefix, Some(Duration::ZERO)).expect("block");
+        assert_eq!(dataplane.expire().expect("expire"), 1);
+        assert_eq!(dataplane.expire().expect("expire"), 0);
+    }
 }
 
 #[test]

@@ -59,7 +59,8 @@ fn remedy(interface: &str, name: Option<&str>, link: Link, mode: Option<Attached
     if link == Link::Unknown { format!("{detach}; if it is held by a BPF link, {end_link}") } else { detach }
 }
 
-fn program_name(id: u32) -> Option<String> {
+/// The name of a loaded program, if it has one and this process may look.
+pub(super) fn program_name(id: u32) -> Option<String> {
     let program = loaded_programs().flatten().find(|program| program.id() == id)?;
     program.name_as_str().filter(|name| !name.is_empty()).map(str::to_owned)
 }

@@ -1,7 +1,7 @@
 //! Load, verify, fill, attach: in this order, which the types enforce. Each step takes what the step before returns.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
     sync::Arc,
@@ -15,12 +15,7 @@ use aya::{
 };
 use ipnet::IpNet;
 use limiter_common::{
-    addr::{SrcMaskV4, SrcMaskV6},
     budget::Budget,
-    event,
-    gcra::GcraParams,
-    prefix_filter::PrefixFilter,
-    quota::{Quota, Rate},
     rule::{EnforcementMode, PacketRule},
     schema::{self, Lifetime, MAX_ACL_PREFIXES, MapSpec, PORT_WORDS, creation},
     stats::{NO_RULE, RULE_SLOTS},
@@ -34,6 +29,7 @@ use super::{
     compile::CompiledRules,
     diagnosis::{self, Lines},
     error::{errno, is_permission, map_error},
+    globals::{AclFilters, Globals, acl_filters},
     maps::{self, Maps},
     migrate::{self, Migration},
     pins::{CreatedPins, PinDir, pin_error},
@@ -41,11 +37,7 @@ use super::{
 };
 
 const PROGRAM: &str = "limiter";
-/// Numbers that hold two protected ports each.
-const FEW_PORTS: usize = 2;
-const NO_LIMIT: PacketRule = PacketRule::new(EnforcementMode::Off, NO_RULE);
-const V4: u8 = 1;
-const V6: u8 = 2;
+pub(super) const NO_LIMIT: PacketRule = PacketRule::new(EnforcementMode::Off, NO_RULE);
 
 /// The object that this binary carries.
 #[cfg(limiter_bpf_object)]
@@ -82,6 +74,7 @@ pub(super) struct Loaded<'a> {
     slots: Slots,
     /// Slots that are not written down yet.
     taken: Vec<Taken>,
+    filters: AclFilters,
 }
 
 /// Maps are as the schema says, and the kernel has accepted the program.
@@ -96,6 +89,7 @@ pub(super) struct Configured<'a> {
     maps: Maps,
     slots: Slots,
     migration: Migration,
+    filters: AclFilters,
 }
 
 /// In force.
@@ -112,7 +106,7 @@ pub(super) struct Attached {
     /// What the program writes about single packets, if anything.
     pub(super) lines: Option<Lines>,
     /// By list and family: what the program asks before it looks into it. `None`: it never does.
-    filters: [[Option<PrefixFilter>; 2]; 2],
+    filters: AclFilters,
     pub(super) max_sources: [u32; 2],
 }
 
@@ -141,7 +135,8 @@ pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -
             (slots, taken)
         }
     };
-    let globals = Globals::new(&plan, seed, &slots)?;
+    let filters = acl_filters(plan.acl);
+    let globals = Globals::new(&plan, seed, &slots, filters)?;
     let specs = pins.schema().maps;
     let shared: Vec<_> = specs.iter().filter(|map| is_shared(map, &slots)).collect();
     let mut loader = EbpfLoader::new();
@@ -159,7 +154,7 @@ pub(super) fn load<'a>(plan: Plan<'a>, pins: PinDir, mut created: CreatedPins) -
     }
     globals.apply(&mut loader);
     let ebpf = loader.load(plan.object).map_err(load_error)?;
-    Ok(Loaded { plan, pins, created, ebpf, seed, slots, taken })
+    Ok(Loaded { plan, pins, created, ebpf, seed, slots, taken, filters })
 }
 
 /// Whether later programs go on with this map.
@@ -239,7 +234,7 @@ pub(super) fn verifier_error(error: ProgramError) -> DataplaneError {
 
 impl<'a> Verified<'a> {
     pub(super) fn fill(self) -> Result<Configured<'a>, DataplaneError> {
-        let Loaded { plan, pins, mut created, mut ebpf, seed, slots, taken } = self.0;
+        let Loaded { plan, pins, mut created, mut ebpf, seed, slots, taken, filters } = self.0;
         let mut migration = Migration::open(&pins)?;
         migration.copy(&pins)?;
         for map in pins.schema().maps.iter().filter(|map| map.lifetime == Lifetime::Policy) {
@@ -271,25 +266,15 @@ impl<'a> Verified<'a> {
             maps.insert_acl(list, prefix, entry)?;
         }
         maps.write_seed(seed)?;
-        Ok(Configured { plan, pins, created, ebpf, maps, slots, migration })
+        Ok(Configured { plan, pins, created, ebpf, maps, slots, migration, filters })
     }
 }
 
-fn port_bit((transport, port): &(Transport, u16)) -> u32 {
+pub(super) fn port_bit((transport, port): &(Transport, u16)) -> u32 {
     match transport {
         Transport::Tcp => schema::tcp_port_bit(*port),
         Transport::Udp => schema::udp_port_bit(*port),
     }
-}
-
-/// Two a number, if no more are protected than the program has room for beside the map.
-fn few_ports(protect: &Protect) -> Option<[u64; FEW_PORTS]> {
-    let Protect::Ports(ports) = protect else { return None };
-    let bits: BTreeSet<u32> = ports.iter().map(port_bit).collect();
-    let mut bits = bits.into_iter();
-    let mut next = || u64::from(bits.next().unwrap_or(u32::MAX));
-    let few = std::array::from_fn(|_| next() | next() << 32);
-    bits.next().is_none().then_some(few)
 }
 
 fn fill_ports(ebpf: &mut Ebpf, protect: &Protect) -> Result<(), DataplaneError> {
@@ -369,7 +354,7 @@ impl Configured<'_> {
         self,
         put_in_force: impl FnOnce(&mut Xdp, &PinDir) -> Result<(Vec<Interface>, Undo), DataplaneError>,
     ) -> Result<Attached, DataplaneError> {
-        let Self { plan, mut pins, created, mut ebpf, maps, slots, mut migration } = self;
+        let Self { plan, mut pins, created, mut ebpf, maps, slots, mut migration, filters } = self;
         // Filling the maps may have taken a while.
         migration.copy(&pins)?;
         let config = plan.config;
@@ -391,7 +376,6 @@ impl Configured<'_> {
                 target: "limiter::dataplane", %error, "the pins of an older schema stay, and the next start removes them",
             );
         }
-        let filters = LISTS.map(|list| [true, false].map(|is_ipv4| filter(plan.acl, list, is_ipv4)));
         let max_sources = ["BUCKETS_V4", "BUCKETS_V6"].map(|name| capacity(&ebpf, name).unwrap_or(config.max_sources));
         Ok(Attached {
             ebpf,
@@ -464,151 +448,6 @@ impl Attached {
         let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::new() };
         program.test_run(options).map_err(|error| DataplaneError::TestRun { source: Box::new(error) })
     }
-}
-
-const LISTS: [List; 2] = [List::Allow, List::Deny];
-
-/// What the program asks before it looks into a list; `None` where there is nothing in it.
-fn filter(acl: &Acl, list: List, is_ipv4: bool) -> Option<PrefixFilter> {
-    (acl.count(list, is_ipv4) > 0).then(|| acl.filter(list, is_ipv4))
-}
-
-/// Families of which a list has any entry, as bits.
-fn families(acl: &Acl, list: List) -> u8 {
-    let bit = |is_ipv4, bit| if acl.count(list, is_ipv4) > 0 { bit } else { 0 };
-    bit(true, V4) | bit(false, V6)
-}
-
-/// Values of the program's read-only globals.
-struct Globals {
-    drop_malformed: u8,
-    protect_all: u8,
-    protect_ports: u8,
-    has_few_ports: u8,
-    few_ports: [u64; FEW_PORTS],
-    allow_families: u8,
-    deny_families: u8,
-    filters: [[PrefixFilter; 2]; 2],
-    rule_families: u8,
-    default_rule_v4: u32,
-    default_rule_v6: u32,
-    only_rule_v4: PacketRule,
-    only_rule_v6: PacketRule,
-    limits: u32,
-    more_rules: u8,
-    has_budgets: u8,
-    src_mask_v4: u32,
-    src_mask_v6: [u64; 2],
-    creation_quota: GcraParams,
-    creation_common: GcraParams,
-    aggregate_seed: u64,
-    swap_attempts: u32,
-    has_events: u8,
-    sampled_below: u64,
-    sample_one_in: u32,
-    event_quota: GcraParams,
-    log_level: u8,
-}
-
-impl Globals {
-    fn new(plan: &Plan<'_>, aggregate_seed: u64, slots: &Slots) -> Result<Self, DataplaneError> {
-        let Plan { config, tuning, rules, acl, .. } = plan;
-        let prefixes = config.src_prefixes;
-        let has_prefix_v4 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv4());
-        let has_prefix_v6 = rules.prefixes.iter().any(|(prefix, _)| prefix.addr().is_ipv6());
-        let few_ports = few_ports(&config.protect);
-        let only_rule = |index: Option<u32>| {
-            let rule = index.and_then(|index| rules.rules.get(index as usize));
-            rule.map_or(NO_LIMIT, |rule| rule.entry(slots.slot(&rule.id).unwrap_or(NO_RULE)))
-        };
-        let new_sources = tuning.new_sources.unwrap_or_else(|| default_creation(config.max_sources));
-        let params = |quota: Quota| {
-            quota.params().map_err(|source| DataplaneError::Quota { rule: "for new sources".to_owned(), source })
-        };
-        let creation_quota = params(new_sources)?;
-        let creation_common = params(without_reserve(new_sources))?;
-        Ok(Self {
-            drop_malformed: config.drop_malformed.into(),
-            protect_all: (config.protect == Protect::All).into(),
-            protect_ports: matches!(&config.protect, Protect::Ports(ports) if !ports.is_empty()).into(),
-            has_few_ports: few_ports.is_some().into(),
-            few_ports: few_ports.unwrap_or([u64::MAX; FEW_PORTS]),
-            allow_families: families(acl, List::Allow),
-            deny_families: families(acl, List::Deny),
-            filters: LISTS
-                .map(|list| [true, false].map(|is_ipv4| filter(acl, list, is_ipv4).unwrap_or(PrefixFilter::ALL))),
-            rule_families: if has_prefix_v4 { V4 } else { 0 } | if has_prefix_v6 { V6 } else { 0 },
-            default_rule_v4: rules.default_v4.unwrap_or(u32::MAX),
-            default_rule_v6: rules.default_v6.unwrap_or(u32::MAX),
-            only_rule_v4: only_rule(rules.default_v4),
-            only_rule_v6: only_rule(rules.default_v6),
-            limits: rules.limits,
-            more_rules: slots.need_more().into(),
-            has_budgets: config.budgets.into(),
-            src_mask_v4: u32::from_ne_bytes(SrcMaskV4::new(prefixes.ipv4).0),
-            src_mask_v6: SrcMaskV6::new(prefixes.ipv6).halves().map(u64::from_ne_bytes),
-            creation_quota,
-            creation_common,
-            aggregate_seed,
-            swap_attempts: tuning.swap_attempts,
-            has_events: tuning.events.is_some().into(),
-            sampled_below: tuning.events.map_or(0, |_| event::sampled_below(tuning.sample_one_in)),
-            sample_one_in: tuning.sample_one_in,
-            event_quota: (tuning.events.map(|events| events.params()).transpose())
-                .map_err(|source| DataplaneError::Quota { rule: "for events".to_owned(), source })?
-                .unwrap_or_default(),
-            log_level: config.diagnosis.level(),
-        })
-    }
-
-    fn apply<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        let [[allow_v4, allow_v6], [deny_v4, deny_v6]] = &self.filters;
-        loader
-            .override_global("ALLOW_FILTER_V4", allow_v4, true)
-            .override_global("ALLOW_FILTER_V6", allow_v6, true)
-            .override_global("DENY_FILTER_V4", deny_v4, true)
-            .override_global("DENY_FILTER_V6", deny_v6, true)
-            .override_global("DROP_MALFORMED", &self.drop_malformed, true)
-            .override_global("PROTECT_ALL", &self.protect_all, true)
-            .override_global("PROTECT_PORTS", &self.protect_ports, true)
-            .override_global("HAS_FEW_PORTS", &self.has_few_ports, true)
-            .override_global("FEW_PORTS", &self.few_ports, true)
-            .override_global("ALLOW_FAMILIES", &self.allow_families, true)
-            .override_global("DENY_FAMILIES", &self.deny_families, true)
-            .override_global("RULE_FAMILIES", &self.rule_families, true)
-            .override_global("DEFAULT_RULE_V4", &self.default_rule_v4, true)
-            .override_global("DEFAULT_RULE_V6", &self.default_rule_v6, true)
-            .override_global("ONLY_RULE_V4", &self.only_rule_v4, true)
-            .override_global("ONLY_RULE_V6", &self.only_rule_v6, true)
-            .override_global("LIMITS", &self.limits, true)
-            .override_global("MORE_RULES", &self.more_rules, true)
-            .override_global("HAS_BUDGETS", &self.has_budgets, true)
-            .override_global("SRC_MASK_V4", &self.src_mask_v4, true)
-            .override_global("SRC_MASK_V6", &self.src_mask_v6, true)
-            .override_global("CREATION_QUOTA", &self.creation_quota, true)
-            .override_global("CREATION_COMMON", &self.creation_common, true)
-            .override_global("AGGREGATE_SEED", &self.aggregate_seed, true)
-            .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true)
-            .override_global("HAS_EVENTS", &self.has_events, true)
-            .override_global("SAMPLED_BELOW", &self.sampled_below, true)
-            .override_global("SAMPLE_ONE_IN", &self.sample_one_in, true)
-            .override_global("EVENT_QUOTA", &self.event_quota, true)
-            .override_global(diagnosis::LEVEL, &self.log_level, true);
-    }
-}
-
-/// A hundredth of the buckets a second, and a tenth at once: a flood of new sources needs 90 seconds and more to push
-/// out a bucket that is not in use.
-fn default_creation(max_sources: u32) -> Quota {
-    const SECOND_NS: u64 = 1_000_000_000;
-    let max_sources = u64::from(max_sources);
-    let rate = Rate { count: (max_sources / 100).max(1), per_ns: SECOND_NS };
-    Quota { rate, burst: (max_sources / 10).max(100) }
-}
-
-/// A quarter of the burst is kept for neighbourhoods that have made no bucket lately.
-fn without_reserve(quota: Quota) -> Quota {
-    Quota { burst: quota.burst - quota.burst / 4, ..quota }
 }
 
 /// Buckets that were made, by family.

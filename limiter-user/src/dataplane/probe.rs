@@ -14,7 +14,8 @@ use limiter_common::schema::SCHEMA_VERSION;
 use super::{
     DataplaneError,
     attach::program_behind,
-    link_state,
+    diagnosis::{self, Diagnosis},
+    foreign, link_state,
     loader::{embedded_object, load_error, program, verifier_error},
     pins::{self, LinkPin},
 };
@@ -34,7 +35,11 @@ pub struct Accepted {
 pub fn try_program() -> Result<Accepted, DataplaneError> {
     const SOURCES: u32 = 1024;
     let mut loader = EbpfLoader::new();
-    loader.map_max_entries("BUCKETS_V4", SOURCES).map_max_entries("BUCKETS_V6", SOURCES);
+    loader
+        .map_max_entries("BUCKETS_V4", SOURCES)
+        .map_max_entries("BUCKETS_V6", SOURCES)
+        .map_max_entries(diagnosis::MAP, Diagnosis::Off.log_bytes())
+        .override_global(diagnosis::LEVEL, &const { Diagnosis::Off.level() }, true);
     let mut ebpf = loader.load(embedded_object()?).map_err(load_error)?;
     let program = program(&mut ebpf)?;
     program.load().map_err(verifier_error)?;
@@ -85,18 +90,12 @@ pub struct RunningProgram {
 
 pub fn running_program(interface: &str, pin_dir: &Path) -> io::Result<Option<RunningProgram>> {
     let Some(id) = link_state::program_id(interface)? else { return Ok(None) };
-    Ok(Some(RunningProgram { id, name: program_name(id), is_ours: is_pinned(id, interface, pin_dir) }))
-}
-
-/// The name of a loaded program, if it has one and this process may look.
-fn program_name(id: u32) -> Option<String> {
-    let program = aya::programs::loaded_programs().flatten().find(|program| program.id() == id)?;
-    program.name_as_str().filter(|name| !name.is_empty()).map(str::to_owned)
+    Ok(Some(RunningProgram { id, name: foreign::program_name(id), is_ours: is_pinned(id, interface, pin_dir) }))
 }
 
 /// Looks at the links of all schema versions.
 fn is_pinned(program_id: u32, interface: &str, pin_dir: &Path) -> Option<bool> {
-    for version in versions(pin_dir).ok()? {
+    for version in pins::versions(pin_dir).ok()? {
         for path in pins::entries(&version).ok()? {
             let link = path.file_name().and_then(OsStr::to_str).and_then(pins::parse_link_name);
             let Some((mode, name)) = link.filter(|(_, name)| name == interface) else { continue };
@@ -108,14 +107,8 @@ fn is_pinned(program_id: u32, interface: &str, pin_dir: &Path) -> Option<bool> {
     Some(false)
 }
 
-fn versions(pin_dir: &Path) -> Result<Vec<PathBuf>, DataplaneError> {
-    let mut paths = pins::entries(pin_dir)?;
-    paths.retain(|path| path.file_name().is_some_and(pins::is_version_name));
-    Ok(paths)
-}
-
 fn other_versions(pin_dir: &Path) -> Result<Vec<u32>, DataplaneError> {
-    let versions = versions(pin_dir)?;
+    let versions = pins::versions(pin_dir)?;
     let numbers = versions.iter().filter_map(|path| path.file_name()?.to_str()?.trim_start_matches('v').parse().ok());
     Ok(numbers.filter(|number| *number != SCHEMA_VERSION).collect())
 }

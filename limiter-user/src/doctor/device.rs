@@ -4,7 +4,7 @@ use std::{fs, io, path::PathBuf};
 
 use nix::{errno::Errno, net::if_::if_nametoindex};
 
-use crate::netlink::{Attributes, Netlink, attribute, attributes, text, u32_at, u64_at};
+use crate::netlink::{Attributes, LINK_INFO_LEN, Netlink, attribute, attributes, text, u32_at, u64_at};
 
 /// Bits of the kernel's `xdp-features`.
 const XDP_BASIC: u64 = 1;
@@ -65,19 +65,15 @@ impl Device {
 }
 
 fn link(index: u32) -> io::Result<Device> {
-    const RTM_GETLINK: u16 = 18;
-    const INFO_LEN: usize = 16;
     const IFF_UP: u32 = 1;
     const MTU: u16 = 4;
     const LINKINFO: u16 = 18;
     const LINKINFO_KIND: u16 = 1;
     const PARENT_NAME: u16 = 56;
     const PARENT_BUS: u16 = 57;
-    let mut question = [0; INFO_LEN];
-    question[4..8].copy_from_slice(&index.to_ne_bytes());
-    let reply = Netlink::route()?.ask(RTM_GETLINK, &question)?;
+    let reply = Netlink::link(index)?;
     let flags = u32_at(&reply, 8).unwrap_or_default();
-    let found = reply.get(INFO_LEN..).unwrap_or_default();
+    let found = reply.get(LINK_INFO_LEN..).unwrap_or_default();
     let word = |kind| attribute(found, kind).and_then(text);
     let kind = attribute(found, LINKINFO).and_then(|info| attribute(info, LINKINFO_KIND)).and_then(text);
     let parent = word(PARENT_BUS).zip(word(PARENT_NAME));
