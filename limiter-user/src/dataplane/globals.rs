@@ -37,7 +37,7 @@ pub(super) fn acl_filters(acl: &Acl) -> AclFilters {
 
 /// Bits of the families of which there is something.
 fn families([v4, v6]: [bool; 2]) -> u8 {
-    u8::from(v4) * V4 | u8::from(v6) * V6
+    (u8::from(v4) * V4) | (u8::from(v6) * V6)
 }
 
 /// Values of the program's read-only globals.
