@@ -20,7 +20,7 @@ use crate::{
     },
     cli::validate::Checked,
     clock::{Clock, SharedClock},
-    config::{self, Config, IdentityKind, StoreKind},
+    config::{self, Config, IdentityKind, RedisUrl, StoreKind},
     dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane, Tuning},
     events::EventWorker,
     host::HostAddresses,
@@ -355,9 +355,11 @@ fn dataplane_config(config: &Config) -> DataplaneConfig {
 }
 
 pub(crate) fn redis_config(config: &config::RedisConfig) -> RedisConfig {
-    let mut redis = RedisConfig::new(config.url.address_url());
-    redis.username = config.url.username.clone();
-    redis.password = config.url.password.clone();
+    let urls = config.urls.iter().map(RedisUrl::expose).collect();
+    let mut redis = RedisConfig::of(urls, config.topology.clone());
+    redis.username.clone_from(&config.username);
+    redis.password.clone_from(&config.password);
+    redis.certificates = config.certificates.clone();
     redis.timeout = config.timeout;
     redis
 }

@@ -8,6 +8,7 @@ pub mod error;
 pub mod jwt;
 pub mod prefix;
 mod raw;
+mod redis;
 pub mod redis_url;
 pub mod secret;
 pub mod units;
@@ -23,15 +24,15 @@ use std::{
 use ipnet::IpNet;
 use limiter_common::{addr::SrcPrefixes, schema::DEFAULT_MAX_SOURCES};
 
-pub(crate) use self::document::{Context, LATER, Place, Table, Value, nearest, raw_table};
+pub(crate) use self::document::{Context, Place, Table, Value, nearest, raw_table};
 use self::raw::{
-    RawApi, RawConfig, RawHeaders, RawIdentity, RawNode, RawPolicySource, RawPressure, RawPush, RawRedis, RawStore,
-    RawXdp,
+    RawApi, RawConfig, RawHeaders, RawIdentity, RawNode, RawPolicySource, RawPressure, RawPush, RawStore, RawXdp,
 };
 pub use self::{
     document::Environment,
     error::{ConfigError, ConfigErrors, Origin},
     jwt::{JwtAlgorithm, JwtConfig},
+    redis::RedisConfig,
     redis_url::{RedisAddress, RedisUrl},
     secret::Secret,
 };
@@ -150,16 +151,6 @@ pub struct StoreConfig {
 pub enum StoreKind {
     Memory,
     Redis(RedisConfig),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RedisConfig {
-    /// With `username` and the password of `password_file` in it.
-    pub url: RedisUrl,
-    /// How long any call may take.
-    pub timeout: Duration,
-    pub sync_interval: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -499,7 +490,7 @@ fn store(raw: &RawStore<'_>, folder: &Path) -> StoreConfig {
     }
     let kind = raw.kind.as_ref().and_then(|kind| kind.one_of(&[("memory", Kind::Memory), ("redis", Kind::Redis)]));
     // Checked whichever store is in use, so that switching between them holds no surprise.
-    let redis = redis(&raw.redis, folder, matches!(kind, Some(Kind::Redis)));
+    let redis = redis::redis(&raw.redis, folder, matches!(kind, Some(Kind::Redis)));
     let max_counters = raw.max_counters.as_ref().and_then(|counters| counters.within(1..=100_000_000));
     StoreConfig {
         max_counters: max_counters.unwrap_or(1_000_000),
@@ -507,68 +498,6 @@ fn store(raw: &RawStore<'_>, folder: &Path) -> StoreConfig {
             (Some(Kind::Redis), Some(redis)) => StoreKind::Redis(redis),
             (Some(Kind::Redis), None) | (Some(Kind::Memory) | None, _) => StoreKind::Memory,
         },
-    }
-}
-
-fn redis(raw: &RawRedis<'_>, folder: &Path, needed: bool) -> Option<RedisConfig> {
-    if let Some(mode) = &raw.mode
-        && !mode.is_later(&["sentinel", "cluster"])
-    {
-        mode.one_of(&[("standalone", ())]);
-    }
-    let timeout = raw.timeout.as_ref();
-    let timeout = timeout.and_then(|value| duration_within(value, Duration::from_millis(1)..=Duration::from_secs(1)));
-    let interval = raw.sync_interval.as_ref();
-    let interval =
-        interval.and_then(|value| duration_within(value, Duration::from_millis(20)..=Duration::from_millis(100)));
-    let username = raw.username.as_ref().and_then(|name| name.text("a name")).map(str::to_owned);
-    let password = raw.password_file.as_ref().and_then(|file| password(file, folder));
-    let url = match &raw.urls {
-        Some(urls) => redis_url(urls),
-        None => {
-            if needed {
-                raw.place.error_in(
-                    "urls",
-                    "is missing, and store.kind is \"redis\": name one, as in [\"redis://127.0.0.1\"]",
-                );
-            }
-            None
-        }
-    };
-    Some(RedisConfig {
-        url: url?.with_credentials(username, password),
-        timeout: timeout.unwrap_or(Duration::from_millis(5)),
-        sync_interval: interval.unwrap_or(Duration::from_millis(50)),
-    })
-}
-
-fn redis_url(urls: &Value<'_>) -> Option<RedisUrl> {
-    let urls_given = urls.list()?;
-    let parsed: Vec<_> =
-        urls_given.iter().map(|url| url.parsed("a URL such as \"redis://127.0.0.1:6379\"", RedisUrl::parse)).collect();
-    match parsed.len() {
-        0 => urls.error("is empty: name one, as in [\"redis://127.0.0.1\"]"),
-        1 => return parsed.into_iter().next().flatten(),
-        _ => urls.error(format_args!("more than one {LATER}")),
-    }
-    None
-}
-
-fn password(file: &Value<'_>, folder: &Path) -> Option<Secret> {
-    let path = relative_to(folder, file, "the name of a file")?;
-    match fs::read_to_string(&path) {
-        Ok(text) => {
-            let password = text.trim_end_matches(['\n', '\r']);
-            if password.is_empty() {
-                file.error(format_args!("{} is empty", path.display()));
-                return None;
-            }
-            Some(Secret::new(password.to_owned()))
-        }
-        Err(error) => {
-            file.place().io_error(format_args!("cannot read {}", path.display()), &error);
-            None
-        }
     }
 }
 

@@ -127,7 +127,7 @@ pub enum At {
 }
 
 /// Why a store could not answer. The three differ in what a failure policy does.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     #[error("{operation}: no answer from {store} within {after_ms} ms")]

@@ -54,6 +54,12 @@ impl RedisServer {
         self.child.wait().expect("redis-server to end");
     }
 
+    /// Ended, so that it can say goodbye.
+    pub fn stop(&mut self) {
+        self.signal(Signal::SIGTERM);
+        self.child.wait().expect("redis-server to end");
+    }
+
     /// Starts again, empty, at the same address.
     pub async fn restart(&mut self) {
         self.kill();
@@ -77,18 +83,25 @@ impl RedisServer {
 
     /// A connection of the test's own, to look from outside.
     pub async fn connection(&self) -> MultiplexedConnection {
-        let client = redis::Client::open(self.url()).expect("a valid address");
-        client.get_multiplexed_async_connection().await.expect("a connection")
+        self.client().get_multiplexed_async_connection().await.expect("a connection")
+    }
+
+    fn client(&self) -> redis::Client {
+        redis::Client::open(self.url()).expect("a valid address")
     }
 
     /// Runs one command, given as words.
     pub async fn run<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_run(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    pub async fn try_run<T: FromRedisValue>(&self, words: &[&str]) -> Result<T> {
         let mut command = redis::cmd(words[0]);
         for word in &words[1..] {
             command.arg(*word);
         }
-        let result = command.query_async(&mut self.connection().await).await;
-        result.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        let mut connection = self.client().get_multiplexed_async_connection().await?;
+        Ok(command.query_async(&mut connection).await?)
     }
 
     async fn until_it_answers(&self) {
@@ -116,7 +129,8 @@ impl Drop for RedisServer {
     }
 }
 
-fn free_port() -> u16 {
+/// Nobody listens there at this moment.
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("its address").port()
 }

@@ -5,4 +5,5 @@ mod store {
     pub(crate) mod behaviour;
     mod redis_only;
     mod sync_worker;
+    mod topologies;
 }

@@ -21,7 +21,9 @@ raw_table!(RawPressure in place { header, interval, expires });
 
 raw_table!(RawStore { kind, max_counters; tables redis: RawRedis; later breaker });
 
-raw_table!(RawRedis in place { urls, mode, username, password_file, timeout, sync_interval; later tls });
+raw_table!(RawRedis in place { urls, mode, service, username, password_file, timeout, sync_interval; tables tls: RawTls });
+
+raw_table!(RawTls in place { ca_file, cert_file, key_file });
 
 raw_table!(RawIdentity {
     order, api_key_header, api_key_query, session_cookie, client_address_header, key_file, key_secret_file, trusted_proxies, ipv4_prefix, ipv6_prefix; tables jwt: RawJwt

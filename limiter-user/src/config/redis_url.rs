@@ -2,10 +2,10 @@
 
 use std::{borrow::Cow, fmt, path::PathBuf};
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::Url;
 
-use super::{document::LATER, secret::Secret};
+use super::secret::Secret;
 
 /// A parsed URL. Neither `Debug` nor `Display` shows the password.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub enum RedisAddress {
         /// A name or an address, an IPv6 one without brackets.
         host: String,
         port: u16,
+        /// By TLS.
+        encrypted: bool,
     },
     Unix(PathBuf),
 }
@@ -32,10 +34,8 @@ pub enum RedisAddress {
 pub enum RedisUrlError {
     #[error("is not a URL: {0}")]
     Malformed(#[from] url::ParseError),
-    #[error("is neither redis://HOST[:PORT][/DATABASE] nor unix:///PATH")]
+    #[error("is neither redis://HOST[:PORT][/DATABASE], with TLS rediss://, nor unix:///PATH")]
     Scheme,
-    #[error("TLS {LATER}")]
-    Tls,
     #[error("names no host")]
     NoHost,
     #[error("has an absolute path to the socket only after unix://, as in unix:///run/redis.sock")]
@@ -55,14 +55,14 @@ impl RedisUrl {
     pub fn parse(text: &str) -> Result<Self, RedisUrlError> {
         let url = Url::parse(text)?;
         match url.scheme() {
-            "redis" => Self::tcp(&url),
+            "redis" => Self::tcp(&url, false),
+            "rediss" => Self::tcp(&url, true),
             "unix" | "redis+unix" => Self::unix(&url),
-            "rediss" => Err(RedisUrlError::Tls),
             _ => Err(RedisUrlError::Scheme),
         }
     }
 
-    fn tcp(url: &Url) -> Result<Self, RedisUrlError> {
+    fn tcp(url: &Url, encrypted: bool) -> Result<Self, RedisUrlError> {
         let host = url.host_str().filter(|host| !host.is_empty()).ok_or(RedisUrlError::NoHost)?;
         if url.query().is_some() || url.fragment().is_some() {
             return Err(RedisUrlError::Parameter);
@@ -75,6 +75,7 @@ impl RedisUrl {
             address: RedisAddress::Tcp {
                 host: host.trim_matches(['[', ']']).to_owned(),
                 port: url.port().unwrap_or(DEFAULT_PORT),
+                encrypted,
             },
             database,
             username: Some(decoded(url.username())?).filter(|name| !name.is_empty()),
@@ -99,21 +100,49 @@ impl RedisUrl {
         Ok(parsed)
     }
 
-    /// Address and database as one URL, without credentials.
-    pub fn address_url(&self) -> String {
-        match &self.address {
-            RedisAddress::Tcp { host, port } if host.contains(':') => {
-                format!("redis://[{host}]:{port}/{}", self.database)
+    pub const fn is_encrypted(&self) -> bool {
+        matches!(self.address, RedisAddress::Tcp { encrypted: true, .. })
+    }
+
+    /// Everything as one URL, for whoever connects: the password is in it.
+    pub fn expose(&self) -> String {
+        let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        let credentials = match (&self.username, &self.password) {
+            (None, None) => None,
+            (username, password) => {
+                let password = password.as_ref().map(|password| format!(":{}", encoded(password.expose())));
+                Some((encoded(username.as_deref().unwrap_or_default()), password.unwrap_or_default()))
             }
-            RedisAddress::Tcp { host, port } => format!("redis://{host}:{port}/{}", self.database),
-            RedisAddress::Unix(path) => format!("unix://{}?db={}", path.display(), self.database),
+        };
+        match &self.address {
+            RedisAddress::Tcp { .. } => {
+                let user = credentials.map(|(name, password)| format!("{name}{password}@")).unwrap_or_default();
+                let address = self.to_string_without_database();
+                let (scheme, host) = address.split_once("://").unwrap_or(("redis", &address));
+                format!("{scheme}://{user}{host}/{}", self.database)
+            }
+            RedisAddress::Unix(path) => {
+                let mut url = format!("unix://{}?db={}", path.display(), self.database);
+                if let Some(username) = &self.username {
+                    url.push_str("&user=");
+                    url.push_str(&encoded(username));
+                }
+                if let Some(password) = &self.password {
+                    url.push_str("&pass=");
+                    url.push_str(&encoded(password.expose()));
+                }
+                url
+            }
         }
     }
 
-    /// With these instead of what the URL says, where given.
-    #[must_use]
-    pub fn with_credentials(self, username: Option<String>, password: Option<Secret>) -> Self {
-        Self { username: username.or(self.username), password: password.or(self.password), ..self }
+    fn to_string_without_database(&self) -> String {
+        let scheme = if self.is_encrypted() { "rediss" } else { "redis" };
+        match &self.address {
+            RedisAddress::Tcp { host, port, .. } if host.contains(':') => format!("{scheme}://[{host}]:{port}"),
+            RedisAddress::Tcp { host, port, .. } => format!("{scheme}://{host}:{port}"),
+            RedisAddress::Unix(path) => format!("unix://{}", path.display()),
+        }
     }
 }
 
@@ -129,11 +158,7 @@ fn decoded(text: &str) -> Result<String, RedisUrlError> {
 /// Without credentials: for messages.
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.address {
-            RedisAddress::Tcp { host, port } if host.contains(':') => write!(f, "redis://[{host}]:{port}")?,
-            RedisAddress::Tcp { host, port } => write!(f, "redis://{host}:{port}")?,
-            RedisAddress::Unix(path) => write!(f, "unix://{}", path.display())?,
-        }
+        f.write_str(&self.to_string_without_database())?;
         if self.database > 0 { write!(f, " (database {})", self.database) } else { Ok(()) }
     }
 }
@@ -143,7 +168,7 @@ mod tests {
     use super::*;
 
     fn tcp(host: &str, port: u16) -> RedisAddress {
-        RedisAddress::Tcp { host: host.into(), port }
+        RedisAddress::Tcp { host: host.into(), port, encrypted: false }
     }
 
     #[test]
@@ -179,7 +204,7 @@ mod tests {
             ("", "is not a URL"),
             ("hunter2", "is not a URL"),
             ("http://hunter2@redis", "is neither"),
-            ("rediss://:hunter2@redis", "TLS is not available in this version"),
+            ("redisss://:hunter2@redis", "is neither"),
             ("redis:///hunter2", "names no host"),
             ("redis://:hunter2@redis/hunter2", "the database is not a number"),
             ("redis://:hunter2@redis/-1", "the database is not a number"),

@@ -27,7 +27,7 @@ pub(super) fn examine(config: &config::RedisConfig) -> Result<Examination, Strin
 
 pub(super) fn reachable(host: &Host) -> Seen {
     let (Some(config), Some(examined)) = (host.redis_config(), host.redis()) else { return not_in_use() };
-    let name = &config.url;
+    let name = config.name();
     let examined = match examined {
         Ok(examined) => examined,
         Err(error) => return Seen::unseen(format!("{name}: {error}")),

@@ -3,109 +3,100 @@
 //! Architecture invariant: nothing outside this module and its children names the `redis` crate, and every call ends
 //! within the deadline that it was given.
 
-use std::{sync::Arc, time::Duration};
-
-use redis::{
-    Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, Pipeline, RedisResult, ServerErrorKind, Value,
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
-use self::{calls::Calls, connection::Connection, script::Script};
+use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
+
 pub use self::{
+    access::{Certificates, RedisConfig, RedisConfigError, Topology},
     calls::{CallStats, DURATION_BOUNDS_US},
     examine::{Examination, ServerFacts, examine_now},
     key::redis_key,
     script::SyncReply,
 };
+use self::{
+    calls::Calls,
+    cluster::{Call, Cluster, Exchange},
+    connection::{Connection, Route},
+    script::Script,
+    sentinel::Sentinels,
+    slot::slot,
+};
 use super::{At, Cell, CellOutcome, Charge, Store, StoreError, counter::OwnTotals};
-use crate::{clock::Stopwatch, config::Secret};
+use crate::clock::Stopwatch;
 
+mod access;
 mod calls;
+mod cluster;
 mod connection;
 mod examine;
 mod key;
 mod script;
+mod sentinel;
+mod slot;
+mod spread;
 
-/// How to reach Redis.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct RedisConfig {
-    /// `redis://host:port/db`, or `unix:///path?db=0`.
-    pub url: String,
-    /// Beats what the URL says.
-    pub username: Option<String>,
-    pub password: Option<Secret>,
-    /// How long a call may take, waiting for a connection included.
-    pub timeout: Duration,
-    /// How long an attempt to connect may take. No call waits for it longer than its own time.
-    pub connect_timeout: Duration,
-}
+/// What a user needs who shares counters, in the words of `ACL SETUSER`; of a cluster and of sentinels, the last two lines
+/// of the README's example as well.
+pub const ACL_RULES: &str = "~rl:* +evalsha +script|load +get +set +pttl +pexpire +del +time +info +ping";
 
-impl RedisConfig {
-    pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            url: url.into(),
-            username: None,
-            password: None,
-            timeout: Duration::from_millis(5),
-            connect_timeout: Duration::from_secs(1),
-        }
-    }
+/// Whose clock a cluster goes by: that of the node that has this slot.
+const CLOCK_SLOT: u16 = 0;
 
-    fn connection_info(&self) -> Result<ConnectionInfo, RedisConfigError> {
-        let refused = |error: redis::RedisError| RedisConfigError { reason: error.to_string() };
-        let info = self.url.as_str().into_connection_info().map_err(refused)?;
-        let mut settings = info.redis_settings().clone();
-        if let Some(username) = &self.username {
-            settings = settings.set_username(username);
-        }
-        if let Some(password) = &self.password {
-            settings = settings.set_password(password.expose());
-        }
-        Ok(info.set_redis_settings(settings))
-    }
-}
-
-impl std::fmt::Debug for RedisConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The URL may hold a password.
-        let address = self.connection_info().map(|info| info.addr().to_string());
-        f.debug_struct("RedisConfig")
-            .field("address", &address.as_deref().unwrap_or("invalid"))
-            .field("username", &self.username)
-            .field("password", &self.password)
-            .field("timeout", &self.timeout)
-            .field("connect_timeout", &self.connect_timeout)
-            .finish()
-    }
-}
-
-/// An address that cannot be one. It is not shown: it may hold a password.
-#[derive(Debug, thiserror::Error)]
-#[error("not the address of a Redis server: {reason}")]
-pub struct RedisConfigError {
-    reason: String,
-}
-
-/// Cheap to clone; all clones share one connection.
+/// Cheap to clone; all clones share their connections.
 #[derive(Clone, Debug)]
 pub struct RedisStore(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    connection: Arc<Connection>,
+    servers: Servers,
+    name: String,
+    generations: Arc<AtomicU64>,
     timeout: Duration,
     decide: Script,
     sync: Script,
     calls: Calls,
 }
 
+#[derive(Debug)]
+enum Servers {
+    One(Arc<Connection>),
+    Cluster(Arc<Cluster>),
+}
+
 impl RedisStore {
     /// Fails on an address that cannot be one, never because Redis is away: the first call connects.
     pub fn connect(config: &RedisConfig) -> Result<Self, RedisConfigError> {
         let refused = |error: redis::RedisError| RedisConfigError { reason: error.to_string() };
-        let client = Client::open(config.connection_info()?).map_err(refused)?;
+        let access = config.access()?;
+        let generations = Arc::new(AtomicU64::new(0));
+        let one = |route| Connection::new(route, config.connect_timeout, Arc::clone(&generations));
+        let servers = match &config.topology {
+            Topology::Standalone => Servers::One(one(Route::to(&access).map_err(refused)?)),
+            Topology::Sentinel { service } => {
+                let sentinels = Sentinels::new(config.access_to_each()?, service.clone(), access);
+                Servers::One(one(Route::Primary(sentinels)))
+            }
+            Topology::Cluster => {
+                let seeds = config.access_to_each()?;
+                Servers::Cluster(Cluster::new(access, &seeds, config.connect_timeout, Arc::clone(&generations)))
+            }
+        };
+        let name = match &servers {
+            Servers::One(connection) => connection.name().to_owned(),
+            Servers::Cluster(cluster) => cluster.name(),
+        };
         Ok(Self(Arc::new(Shared {
-            connection: Connection::new(client, config.connect_timeout),
+            servers,
+            name,
+            generations,
             timeout: config.timeout,
             decide: Script::decide(),
             sync: Script::sync(),
@@ -115,7 +106,7 @@ impl RedisStore {
 
     /// Address without credentials.
     pub fn name(&self) -> &str {
-        self.0.connection.name()
+        &self.0.name
     }
 
     pub fn calls(&self) -> CallStats {
@@ -124,11 +115,11 @@ impl RedisStore {
 
     /// Changes with every new connection.
     pub(super) fn generation(&self) -> u64 {
-        self.0.connection.generation()
+        self.0.generations.load(Ordering::Relaxed)
     }
 
-    /// Shares totals, in one pipeline; a reply each, in order. `number` is higher than that of all messages whose totals
-    /// were read before.
+    /// Shares totals, in one pipeline for each server; a reply each, in order. `number` is higher than that of all
+    /// messages whose totals were read before. The error is for when no server has answered.
     pub async fn exchange(
         &self,
         number: u64,
@@ -136,107 +127,167 @@ impl RedisStore {
         deadline: Duration,
     ) -> Result<Vec<Result<SyncReply, StoreError>>, StoreError> {
         const OPERATION: &str = "share counters";
-        let calls = totals
-            .iter()
-            .map(|totals| script::sync(&self.0.sync, number, totals, redis_key(&totals.key).as_bytes()))
-            .collect();
+        let call = |totals: &OwnTotals| {
+            let key = redis_key(&totals.key);
+            Call { slot: slot(key.as_bytes()), command: script::sync(&self.0.sync, number, totals, key.as_bytes()) }
+        };
+        let calls: Vec<Call> = totals.iter().map(call).collect();
+        let slots: Vec<u16> = calls.iter().map(|call| call.slot).collect();
         let replies = self.run(OPERATION, &self.0.sync, calls, deadline).await?;
-        let parse = |(reply, sent): (RedisResult<Value>, &OwnTotals)| {
-            let connection = &self.0.connection;
-            let reply = reply.map_err(|error| connection.error(OPERATION, &error))?;
-            let reply = script::synced(reply, &sent.state).map_err(|misfit| connection.bad_reply(OPERATION, misfit))?;
+        let parse = |((reply, sent), slot): ((Result<Value, StoreError>, &OwnTotals), u16)| {
+            let mut reply = script::synced(reply?, &sent.state).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
+            reply.is_of_clock = match &self.0.servers {
+                Servers::One(_) => true,
+                Servers::Cluster(cluster) => cluster.are_together(slot, CLOCK_SLOT),
+            };
             self.0.calls.values_replaced(u64::from(reply.replaced));
             Ok(reply)
         };
-        Ok(replies.into_iter().zip(totals).map(parse).collect())
+        Ok(replies.into_iter().zip(totals).zip(slots).map(parse).collect())
     }
 
-    /// Redis' clock, in microseconds since 1970.
+    /// Redis' clock, in microseconds since 1970. Of a cluster, that of one node.
     pub async fn time_us(&self, deadline: Duration) -> Result<u64, StoreError> {
         const OPERATION: &str = "ask the time";
         let reply = self.single(OPERATION, redis::cmd("TIME"), deadline).await?;
-        let misfit = |reason: String| self.0.connection.bad_reply(OPERATION, reason);
+        let misfit = |reason: String| self.bad_reply(OPERATION, reason);
         let (seconds, micros): (u64, u64) =
             redis::from_redis_value(reply).map_err(|error| misfit(error.to_string()))?;
         let us = seconds.checked_mul(1_000_000).and_then(|us| us.checked_add(micros));
         us.ok_or_else(|| misfit(format!("{seconds} seconds")))
     }
 
-    /// Which run of the server this is; `None` when it does not tell (`INFO` may be forbidden).
-    pub(super) async fn run_id(&self, deadline: Duration) -> Option<String> {
-        let mut info = redis::cmd("INFO");
-        info.arg("server");
-        let reply = self.single("ask who it is", info, deadline).await.ok()?;
-        let text: String = redis::from_redis_value(reply).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
+    /// Which runs of which servers these are; nothing of one that does not tell (`INFO` may be forbidden).
+    pub(super) async fn run_ids(&self, deadline: Duration) -> BTreeSet<String> {
+        const OPERATION: &str = "ask who it is";
+        let mut ids = BTreeSet::new();
+        for node in self.nodes(OPERATION, deadline).await.unwrap_or_default() {
+            let mut info = redis::cmd("INFO");
+            info.arg("server");
+            let Ok(reply) = self.single_to(OPERATION, &node, info, deadline).await else { continue };
+            let Ok(text) = redis::from_redis_value::<String>(reply) else { continue };
+            ids.extend(text.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned()));
+        }
+        ids
     }
 
+    /// All servers that hold counters.
+    async fn nodes(&self, operation: &'static str, deadline: Duration) -> Result<Vec<Arc<Connection>>, StoreError> {
+        match &self.0.servers {
+            Servers::One(connection) => Ok(vec![Arc::clone(connection)]),
+            Servers::Cluster(cluster) => cluster.nodes(operation, deadline).await,
+        }
+    }
+
+    /// One call; of a cluster, to the node whose clock counts.
     async fn single(&self, operation: &'static str, call: Cmd, deadline: Duration) -> Result<Value, StoreError> {
+        let watch = Stopwatch::start();
+        let node = match &self.0.servers {
+            Servers::One(connection) => Ok(Arc::clone(connection)),
+            Servers::Cluster(cluster) => cluster.node(operation, CLOCK_SLOT, deadline).await,
+        };
+        match node {
+            Ok(node) => self.single_to(operation, &node, call, deadline.saturating_sub(watch.elapsed())).await,
+            Err(error) => {
+                let result = Err(error);
+                self.0.calls.record(&result, watch.elapsed());
+                result
+            }
+        }
+    }
+
+    async fn single_to(
+        &self,
+        operation: &'static str,
+        node: &Arc<Connection>,
+        call: Cmd,
+        deadline: Duration,
+    ) -> Result<Value, StoreError> {
         let mut pipeline = Pipeline::with_capacity(1);
         pipeline.ignore_errors().add_command(call);
         let watch = Stopwatch::start();
-        let sent = self.0.connection.send(operation, &pipeline, deadline).await;
-        let result = sent.and_then(|replies| self.only(operation, replies));
+        let sent = node.send(operation, &pipeline, deadline).await;
+        let result = sent.and_then(|replies| only(operation, node, replies));
         self.0.calls.record(&result, watch.elapsed());
         result
     }
 
-    fn only(&self, operation: &'static str, replies: Vec<RedisResult<Value>>) -> Result<Value, StoreError> {
-        let connection = &self.0.connection;
-        let count = replies.len();
-        match <[RedisResult<Value>; 1]>::try_from(replies) {
-            Ok([reply]) => reply.map_err(|error| connection.error(operation, &error)),
-            Err(_) => Err(connection.bad_reply(operation, format!("{count} replies to one call"))),
-        }
-    }
-
-    /// Sends script calls in one pipeline. When Redis does not know the script, loads it and sends them once more:
-    /// none of the calls has done anything then.
+    /// Sends script calls, each to the server that has its keys. When a server does not know the script, loads it and
+    /// sends them once more: none of the calls has done anything then.
     async fn run(
         &self,
         operation: &'static str,
         script: &Script,
-        calls: Vec<Cmd>,
+        calls: Vec<Call>,
         deadline: Duration,
-    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+    ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let watch = Stopwatch::start();
-        let result = self.run_uncounted(operation, script, calls, deadline).await;
+        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls };
+        let result = match &self.0.servers {
+            Servers::One(connection) => {
+                let mut pipeline = Pipeline::with_capacity(calls.len());
+                pipeline.ignore_errors();
+                for call in calls {
+                    pipeline.add_command(call.command);
+                }
+                let replies = exchange.exchange(connection, &pipeline).await;
+                let of = |reply: RedisResult<Value>| reply.map_err(|error| connection.error(operation, &error));
+                replies.map(|replies| replies.into_iter().map(of).collect())
+            }
+            Servers::Cluster(cluster) => cluster.send(operation, &calls, deadline, &exchange).await,
+        };
         self.0.calls.record(&result, watch.elapsed());
         result
     }
 
-    async fn run_uncounted(
+    fn bad_reply(&self, operation: &'static str, reason: String) -> StoreError {
+        StoreError::BadReply { operation, store: self.0.name.clone(), reason }
+    }
+}
+
+/// Calls of one script.
+struct ScriptCalls<'a> {
+    operation: &'static str,
+    script: &'a Script,
+    deadline: Duration,
+    /// Since the deadline began.
+    watch: Stopwatch,
+    calls: &'a Calls,
+}
+
+impl Exchange for ScriptCalls<'_> {
+    async fn exchange(
         &self,
-        operation: &'static str,
-        script: &Script,
-        calls: Vec<Cmd>,
-        deadline: Duration,
+        node: &Arc<Connection>,
+        pipeline: &Pipeline,
     ) -> Result<Vec<RedisResult<Value>>, StoreError> {
-        let watch = Stopwatch::start();
-        let count = calls.len();
-        let mut pipeline = Pipeline::with_capacity(count);
-        pipeline.ignore_errors();
-        for call in calls {
-            pipeline.add_command(call);
-        }
-        let connection = &self.0.connection;
-        let mut replies = connection.send(operation, &pipeline, deadline).await?;
+        let left = || self.deadline.saturating_sub(self.watch.elapsed());
+        let count = pipeline.len();
+        let mut replies = node.send(self.operation, pipeline, left()).await?;
         if replies.iter().any(is_noscript) {
-            self.0.calls.script_loaded();
-            tracing::debug!(target: "limiter::store", script = script.name, "redis does not know the script, loading it");
+            self.calls.script_loaded();
+            let script = self.script.name;
+            tracing::debug!(target: "limiter::store", script, "redis does not know the script, loading it");
             let mut load = Pipeline::with_capacity(1);
-            load.ignore_errors().add_command(script.load());
-            let left = deadline.saturating_sub(watch.elapsed());
-            let loaded = connection.send(operation, &load, left).await?;
-            self.only(operation, loaded)?;
-            let left = deadline.saturating_sub(watch.elapsed());
-            replies = connection.send(operation, &pipeline, left).await?;
+            load.ignore_errors().add_command(self.script.load());
+            let loaded = node.send(self.operation, &load, left()).await?;
+            only(self.operation, node, loaded)?;
+            replies = node.send(self.operation, pipeline, left()).await?;
         }
         if replies.len() == count {
             Ok(replies)
         } else {
-            Err(connection.bad_reply(operation, format!("{} replies to {count} calls", replies.len())))
+            Err(node.bad_reply(self.operation, format!("{} replies to {count} calls", replies.len())))
         }
+    }
+}
+
+/// The reply to a pipeline of one call.
+fn only(operation: &'static str, node: &Connection, replies: Vec<RedisResult<Value>>) -> Result<Value, StoreError> {
+    let count = replies.len();
+    match <[RedisResult<Value>; 1]>::try_from(replies) {
+        Ok([reply]) => reply.map_err(|error| node.error(operation, &error)),
+        Err(_) => Err(node.bad_reply(operation, format!("{count} replies to one call"))),
     }
 }
 
@@ -245,19 +296,35 @@ fn is_noscript(reply: &RedisResult<Value>) -> bool {
 }
 
 impl Store for RedisStore {
-    /// One call with all counters, whoever's they are: a standalone server has no slots.
+    /// One call with all counters, if one server has them; see [`spread`] for those that several have.
     async fn check(&self, at: At, charge: Charge, cells: &[Cell]) -> Result<Vec<CellOutcome>, StoreError> {
+        let keys: Vec<Vec<u8>> = cells.iter().map(|cell| redis_key(&cell.key).into_bytes()).collect();
+        match &self.0.servers {
+            Servers::One(_) => self.decide(at, charge, cells, &keys, CLOCK_SLOT).await,
+            Servers::Cluster(_) => self.check_spread(at, charge, cells, &keys).await,
+        }
+    }
+}
+
+impl RedisStore {
+    /// One call of `decide.lua`, whose keys are all in one slot.
+    async fn decide(
+        &self,
+        at: At,
+        charge: Charge,
+        cells: &[Cell],
+        keys: &[Vec<u8>],
+        slot: u16,
+    ) -> Result<Vec<CellOutcome>, StoreError> {
         const OPERATION: &str = "decide";
         let now_us = match at {
             At::StoreClock => 0,
             At::Given(now) => now.get(),
         };
-        let keys: Vec<Vec<u8>> = cells.iter().map(|cell| redis_key(&cell.key).into_bytes()).collect();
-        let call = script::decide(&self.0.decide, now_us, charge, cells, &keys);
-        let replies = self.run(OPERATION, &self.0.decide, vec![call], self.0.timeout).await?;
-        let reply = self.only(OPERATION, replies)?;
-        let decided =
-            script::decided(reply, charge, cells).map_err(|misfit| self.0.connection.bad_reply(OPERATION, misfit))?;
+        let command = script::decide(&self.0.decide, now_us, charge, cells, keys);
+        let mut replies = self.run(OPERATION, &self.0.decide, vec![Call { slot, command }], self.0.timeout).await?;
+        let Some(reply) = replies.pop() else { return Err(self.bad_reply(OPERATION, "no reply".to_owned())) };
+        let decided = script::decided(reply?, charge, cells).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
         self.0.calls.values_replaced(decided.replaced);
         Ok(decided.outcomes)
     }

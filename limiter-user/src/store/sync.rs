@@ -6,7 +6,7 @@
 //! Architecture invariant: no request waits for the worker, and it holds nothing that grows but one batch: what is to
 //! be sent is in the memory store, which is bounded.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use limiter_common::time::UnixMicros;
 use parking_lot::Mutex;
@@ -137,11 +137,11 @@ pub struct SyncWorker {
     refilling: usize,
 }
 
-/// The server that has what this node sent.
+/// The servers that have what this node sent.
 #[derive(Debug, Default)]
 struct Server {
     generation: u64,
-    run_id: Option<String>,
+    run_ids: BTreeSet<String>,
 }
 
 impl SyncWorker {
@@ -260,10 +260,16 @@ impl SyncWorker {
     /// A new connection may lead to a server that knows nothing: one that was restarted, or another one.
     async fn meet_server(&mut self) {
         let generation = self.redis.generation();
-        let run_id = self.redis.run_id(self.config.batch_deadline).await;
+        let run_ids = self.redis.run_ids(self.config.batch_deadline).await;
         let met_before = self.server.generation != 0;
-        let same = run_id.is_some() && run_id == self.server.run_id;
-        self.server = Server { generation, run_id };
+        let same = !run_ids.is_empty() && run_ids.is_subset(&self.server.run_ids);
+        self.server.generation = generation;
+        if same {
+            // Of a cluster, some may not answer now and come back.
+            self.server.run_ids.extend(run_ids);
+        } else {
+            self.server.run_ids = run_ids;
+        }
         if met_before && !same {
             self.refill("redis was restarted or replaced");
         }
@@ -288,7 +294,9 @@ impl SyncWorker {
         for (totals, reply) in self.batch.drain(..).zip(replies) {
             match reply {
                 Ok(reply) => {
-                    bounds.narrow(reply.now_us, start, end);
+                    if reply.is_of_clock {
+                        bounds.narrow(reply.now_us, start, end);
+                    }
                     seen.known += u64::from(totals.is_known());
                     seen.lost += u64::from(is_lost(&totals, &reply));
                     if reply.ahead {

@@ -8,13 +8,13 @@ use limiter_common::{
     sliding_window::{Outcome, Window},
     time::UnixMicros,
 };
-use limiter_tests::{redis_server::RedisServer, vectors};
+use limiter_tests::{redis_cluster::RedisCluster, redis_server::RedisServer, vectors};
 use limiter_user::{
     clock::ManualClock,
     store::{
         Algorithm, At, Cell, CellOutcome, Charge, CounterKey, Identity, Store,
         memory::MemoryStore,
-        redis::{RedisConfig, RedisStore},
+        redis::{RedisConfig, RedisStore, Topology},
     },
 };
 
@@ -77,6 +77,28 @@ impl Fixture for Redis {
         config.timeout = std::time::Duration::from_secs(5);
         let store = RedisStore::connect(&config).unwrap();
         Self { _server: server, store }
+    }
+
+    fn store(&self) -> &RedisStore {
+        &self.store
+    }
+}
+
+struct Cluster {
+    _servers: RedisCluster,
+    store: RedisStore,
+}
+
+impl Fixture for Cluster {
+    type Store = RedisStore;
+    const SHORTEST_WINDOW_US: u64 = Redis::SHORTEST_WINDOW_US;
+
+    async fn start() -> Self {
+        let servers = RedisCluster::start(3).await;
+        let mut config = RedisConfig::of(servers.urls(), Topology::Cluster);
+        config.timeout = std::time::Duration::from_secs(5);
+        let store = RedisStore::connect(&config).unwrap();
+        Self { _servers: servers, store }
     }
 
     fn store(&self) -> &RedisStore {
@@ -772,3 +794,4 @@ macro_rules! store_suite {
 
 store_suite!(memory, Memory);
 store_suite!(redis, Redis);
+store_suite!(cluster, Cluster);

@@ -22,10 +22,10 @@ const WAIT: Duration = Duration::from_secs(10);
 const HOUR: u64 = 60 * MINUTE;
 
 /// What one agent has of the store layer.
-struct Node {
-    clock: Arc<SharedClock>,
-    memory: Arc<MemoryStore>,
-    status: SyncStatus,
+pub(crate) struct Node {
+    pub(crate) clock: Arc<SharedClock>,
+    pub(crate) memory: Arc<MemoryStore>,
+    pub(crate) status: SyncStatus,
     shutdown: CancellationToken,
     worker: JoinHandle<()>,
 }
@@ -37,10 +37,14 @@ impl Node {
 
     /// With a wall clock that is wrong.
     fn start_ahead(server: &RedisServer, ahead_us: i64) -> Self {
+        Self::start_with(&RedisConfig::new(server.url()), ahead_us)
+    }
+
+    pub(crate) fn start_with(redis: &RedisConfig, ahead_us: i64) -> Self {
         let clock = Arc::new(SharedClock::new());
         clock.set_offset_us(ahead_us);
         let memory = Arc::new(MemoryStore::shared(clock.clone(), 100_000));
-        let redis = RedisStore::connect(&RedisConfig::new(server.url())).unwrap();
+        let redis = RedisStore::connect(redis).unwrap();
         let mut config = SyncConfig::default();
         // The machine may be busy; a round that fails for that is not what is tested.
         config.batch_deadline = Duration::from_millis(500);
@@ -52,18 +56,18 @@ impl Node {
     }
 
     /// Decides one request; panics when that takes long enough to have waited for anything.
-    fn decide(&self, cells: &[Cell]) -> (Outcome, u64) {
+    pub(crate) fn decide(&self, cells: &[Cell]) -> (Outcome, u64) {
         let watch = Stopwatch::start();
         let answer = self.memory.decide(self.clock.now(), Charge::Commit, cells)[0];
         assert!(watch.elapsed() < Duration::from_millis(50), "{:?}", watch.elapsed());
         (answer.outcome, answer.remaining)
     }
 
-    fn remaining(&self, cells: &[Cell]) -> u64 {
+    pub(crate) fn remaining(&self, cells: &[Cell]) -> u64 {
         self.memory.decide(self.clock.now(), Charge::Peek, cells)[0].remaining
     }
 
-    async fn until_connected(&self) {
+    pub(crate) async fn until_connected(&self) {
         self.until(SyncState::Connected).await;
     }
 
@@ -76,7 +80,7 @@ impl Node {
     }
 
     /// A node hears of a counter when it sends its own part of it, so each look asks for that.
-    async fn until_remaining(&self, cells: &[Cell], remaining: u64) {
+    pub(crate) async fn until_remaining(&self, cells: &[Cell], remaining: u64) {
         eventually(WAIT, async || {
             self.memory.requeue(&cells[0].key);
             match self.remaining(cells) {
@@ -87,7 +91,7 @@ impl Node {
         .await;
     }
 
-    async fn until_sent(&self) {
+    pub(crate) async fn until_sent(&self) {
         eventually(WAIT, async || if self.memory.stats().queued == 0 { Ok(()) } else { Err(self.status.get()) }).await;
     }
 
@@ -97,7 +101,7 @@ impl Node {
     }
 
     /// The outcome does not matter.
-    fn hit(&self, cells: &[Cell]) {
+    pub(crate) fn hit(&self, cells: &[Cell]) {
         let (_, _) = self.decide(cells);
     }
 
@@ -108,7 +112,7 @@ impl Node {
 }
 
 /// A day's window: what a test does is all in one, but for the second before midnight.
-fn daily(name: &str, ceiling: u64) -> [Cell; 1] {
+pub(crate) fn daily(name: &str, ceiling: u64) -> [Cell; 1] {
     [Cell { algorithm: Algorithm::sliding_window(24 * HOUR, ceiling), ..cell(user(name, "daily"), 0) }]
 }
 

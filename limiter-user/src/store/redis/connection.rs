@@ -7,7 +7,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -19,6 +19,7 @@ use redis::{
 };
 use tokio::sync::watch;
 
+use super::{access::Access, sentinel::Sentinels};
 use crate::{clock::Stopwatch, store::StoreError};
 
 /// Between attempts: doubled after each failure in a row, with up to half of it taken off at random.
@@ -42,8 +43,31 @@ enum State {
     },
 }
 
+/// Where a connection leads.
+pub(super) enum Route {
+    Server(Box<Client>),
+    /// Whoever is the primary when it is made.
+    Primary(Sentinels),
+}
+
+impl Route {
+    /// To the server that the address names.
+    pub(super) fn to(access: &Access) -> RedisResult<Self> {
+        Ok(Self::Server(Box::new(access.first()?)))
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Server(client) => client.get_connection_info().addr().to_string(),
+            Self::Primary(sentinels) => sentinels.name(),
+        }
+    }
+}
+
 pub(super) struct Connection {
-    client: Client,
+    route: Route,
+    /// Of all connections of a store, how many were made.
+    generations: Arc<AtomicU64>,
     /// Address without credentials, for errors and logs.
     name: String,
     connect_timeout: Duration,
@@ -62,12 +86,13 @@ struct Inner {
 }
 
 impl Connection {
-    pub(super) fn new(client: Client, connect_timeout: Duration) -> Arc<Self> {
-        let name = client.get_connection_info().addr().to_string();
+    pub(super) fn new(route: Route, connect_timeout: Duration, generations: Arc<AtomicU64>) -> Arc<Self> {
+        let name = route.name();
         let waiting =
             State::Waiting { since: Stopwatch::start(), wait: Duration::ZERO, reason: "not connected yet".to_owned() };
         Arc::new(Self {
-            client,
+            route,
+            generations,
             name,
             connect_timeout,
             inner: Mutex::new(Inner { state: waiting, generation: 0, failures: 0, silent: Stopwatch::start() }),
@@ -78,10 +103,6 @@ impl Connection {
 
     pub(super) fn name(&self) -> &str {
         &self.name
-    }
-
-    pub(super) fn generation(&self) -> Generation {
-        self.inner.lock().generation
     }
 
     /// Sends a pipeline and waits for all of its replies, at most for `deadline`, connecting included.
@@ -149,11 +170,15 @@ impl Connection {
         let mut unfinished = Unfinished { connection: self, done: false };
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(self.connect_timeout)).set_response_timeout(None);
-        let connect = self.client.get_multiplexed_async_connection_with_config(&config);
-        let result = match tokio::time::timeout(self.connect_timeout, connect).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(elapsed) => Err(format!("connecting: {elapsed}")),
+        let result = match &self.route {
+            Route::Server(client) => {
+                let connect = client.get_multiplexed_async_connection_with_config(&config);
+                match tokio::time::timeout(self.connect_timeout, connect).await {
+                    Ok(connected) => connected.map_err(|error| error.to_string()),
+                    Err(elapsed) => Err(format!("connecting: {elapsed}")),
+                }
+            }
+            Route::Primary(sentinels) => sentinels.connect(&config, self.connect_timeout).await,
         };
         unfinished.done = true;
         self.timeouts.store(0, Ordering::Relaxed);
@@ -161,7 +186,7 @@ impl Connection {
             let mut inner = self.inner.lock();
             match result {
                 Ok(connection) => {
-                    inner.generation += 1;
+                    inner.generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
                     inner.silent = Stopwatch::start();
                     inner.state = State::Ready(connection);
                 }

@@ -208,6 +208,8 @@ pub(super) fn sync(script: &Script, number: u64, totals: &OwnTotals, key: &[u8])
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncReply {
     pub now_us: u64,
+    /// Whether it is the clock of the server that all go by; set by who knows where the reply came from.
+    pub is_of_clock: bool,
     /// The totals' window has not begun by Redis' clock; nothing was taken.
     pub ahead: bool,
     /// The key held something that is no counter.
@@ -243,6 +245,7 @@ pub(super) fn synced(reply: Value, sent: &OwnState) -> Result<SyncReply, Misfit>
     };
     Ok(SyncReply {
         now_us: unsigned(now_us)?,
+        is_of_clock: true,
         ahead: status == 1,
         replaced: replaced == 1,
         known: u64::try_from(known).ok(),

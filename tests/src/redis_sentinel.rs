@@ -1,0 +1,105 @@
+//! A primary, its replica, and three sentinels that watch over them.
+
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+use crate::{
+    eventually::eventually,
+    redis_cluster::until,
+    redis_server::{RedisServer, free_port},
+};
+
+/// What the sentinels call the primary.
+pub const SERVICE: &str = "limiter-counters";
+
+#[derive(Debug)]
+pub struct RedisSentinels {
+    pub primary: RedisServer,
+    pub replica: RedisServer,
+    sentinels: Vec<Sentinel>,
+}
+
+#[derive(Debug)]
+struct Sentinel {
+    _folder: TempDir,
+    port: u16,
+    child: Child,
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl RedisSentinels {
+    pub async fn start() -> Self {
+        let primary = RedisServer::start().await;
+        let port = primary.port().to_string();
+        let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+        until(&replica, &["INFO", "replication"], "master_link_status:up").await;
+        let sentinels: Vec<Sentinel> = (0..3).map(|_| sentinel(primary.port())).collect();
+        for sentinel in &sentinels {
+            eventually(Duration::from_secs(30), async || {
+                let known: Vec<String> = ask(sentinel.port, &["SENTINEL", "MASTER", SERVICE]).await?;
+                let number = |field: &str| known.chunks(2).find(|pair| pair[0] == field).map(|pair| pair[1].clone());
+                let seen = (number("num-slaves"), number("num-other-sentinels"));
+                if seen == (Some("1".to_owned()), Some("2".to_owned())) {
+                    Ok(())
+                } else {
+                    Err(anyhow::anyhow!("{seen:?}"))
+                }
+            })
+            .await;
+        }
+        Self { primary, replica, sentinels }
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.sentinels.iter().map(|sentinel| format!("redis://127.0.0.1:{}", sentinel.port)).collect()
+    }
+
+    /// Kills one of the sentinels.
+    pub fn lose_a_sentinel(&mut self) {
+        self.sentinels[0].child.kill().expect("kill a sentinel");
+    }
+}
+
+async fn ask(port: u16, words: &[&str]) -> anyhow::Result<Vec<String>> {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
+    let mut connection = client.get_multiplexed_async_connection().await?;
+    let mut command = redis::cmd(words[0]);
+    for word in &words[1..] {
+        command.arg(*word);
+    }
+    Ok(command.query_async(&mut connection).await?)
+}
+
+fn sentinel(primary: u16) -> Sentinel {
+    let folder = TempDir::new().expect("a temporary folder");
+    let port = free_port();
+    let file = folder.path().join("sentinel.conf");
+    let text = format!(
+        "port {port}\nbind 127.0.0.1\ndir {folder}\nlogfile sentinel.log\n\
+         sentinel monitor {SERVICE} 127.0.0.1 {primary} 2\n\
+         sentinel down-after-milliseconds {SERVICE} 500\n\
+         sentinel failover-timeout {SERVICE} 2000\n",
+        folder = folder.path().display(),
+    );
+    fs::write(&file, text).expect("write the configuration of a sentinel");
+    let child = Command::new("redis-server")
+        .arg(&file)
+        .arg("--sentinel")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is installed");
+    Sentinel { _folder: folder, port, child }
+}
