@@ -1,7 +1,10 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::exit::Exit;
+use crate::{
+    exit::Exit,
+    store::redis::{Certificates, Topology},
+};
 
 const FILE: &str = "/etc/limiter/limiter.toml";
 
@@ -77,8 +80,9 @@ fn every_field_is_read() {
         kind = "redis"
         max_counters = 50_000
         [store.redis]
-        urls = ["redis://redis:7000/2"]
-        mode = "standalone"
+        urls = ["redis://:sentinels@a:7000/2", "redis://[::1]/2"]
+        mode = "sentinel"
+        service = "counters"
         username = "limiter"
         timeout = "10ms"
         sync_interval = "20ms"
@@ -116,8 +120,11 @@ fn every_field_is_read() {
     assert_eq!(config.api.pressure, PressureConfig { header: true, interval, expires });
     assert_eq!(config.store.max_counters, 50_000);
     let redis = redis(&config);
-    assert_eq!(redis.url.address, RedisAddress::Tcp { host: "redis".into(), port: 7000 });
-    assert_eq!((redis.url.database, redis.url.username.as_deref()), (2, Some("limiter")));
+    let address = |host: &str, port| RedisAddress::Tcp { host: host.into(), port, encrypted: false };
+    let addresses: Vec<_> = redis.urls.iter().map(|url| (url.address.clone(), url.database)).collect();
+    assert_eq!(addresses, [(address("a", 7000), 2), (address("::1", 6379), 2)]);
+    assert_eq!(redis.topology, Topology::Sentinel { service: "counters".to_owned() });
+    assert_eq!((redis.username.as_deref(), &redis.certificates), (Some("limiter"), &Certificates::default()));
     assert_eq!((redis.timeout, redis.sync_interval), (Duration::from_millis(10), Duration::from_millis(20)));
     assert_eq!(config.identity.order, [IdentityKind::Session, IdentityKind::Ip]);
     assert_eq!(config.identity.session_cookie.as_deref(), Some("sid"));
@@ -220,15 +227,38 @@ fn bad_values_are_refused_with_line_and_key() {
         ),
         (
             "[store.redis]\nurls = [\"redis://a\", \"redis://b\"]",
-            "2: store.redis.urls: more than one is not available in this version",
+            "2: store.redis.urls: has more than one, and store.redis.mode is \"standalone\": set \"sentinel\" or \"cluster\"",
         ),
         (
-            "[store.redis]\nurls = [\"rediss://:hunter2@a\"]",
-            "2: store.redis.urls[0]: TLS is not available in this version",
+            "[store.redis]\nmode = \"sentinel\"\nurls = [\"rediss://:hunter2@a\", \"redis://:hunter2@b\"]",
+            "3: store.redis.urls[1]: has another database or scheme than the first",
         ),
-        ("[store.redis]\nmode = \"cluster\"", "2: store.redis.mode: \"cluster\" is not available in this version"),
-        ("[store.redis]\nmode = \"single\"", "2: store.redis.mode: \"single\" is not one of \"standalone\""),
-        ("[store.redis]\ntls = true", "2: store.redis.tls: is not available in this version"),
+        (
+            "[store.redis]\nmode = \"cluster\"\nurls = [\"redis://a/1\"]",
+            "3: store.redis.urls[0]: names a database, and a cluster has none but 0",
+        ),
+        (
+            "[store.redis]\nmode = \"cluster\"\nurls = [\"unix:///a\"]",
+            "3: store.redis.urls[0]: is a socket of this host, and store.redis.mode is of several servers: name hosts",
+        ),
+        (
+            "[store.redis]\nservice = \"a\"",
+            "2: store.redis.service: is what sentinels call a primary: set mode = \"sentinel\", or remove it",
+        ),
+        (
+            "[store.redis]\nurls = [\"rediss://a\"]\n[store.redis.tls]\ncert_file = \"/dev/null\"",
+            "3: store.redis.tls.key_file: is missing, and cert_file is given",
+        ),
+        (
+            "[store.redis.tls]\nca_file = \"/nonexistent/ca\"",
+            "2: store.redis.tls.ca_file: cannot read /nonexistent/ca: No such file or directory (os error 2)",
+        ),
+        (
+            "[store.redis]\nurls = [\"redis://a\"]\n[store.redis.tls]\nca_file = \"/dev/null\"",
+            "3: store.redis.tls: has certificates that nothing uses: write rediss:// in store.redis.urls",
+        ),
+        ("[store.redis]\nmode = \"single\"", "2: store.redis.mode: \"single\" is not one of \"standalone\", \"sentinel\", \"cluster\""),
+        ("[store.redis]\ntls = true", "2: store.redis.tls: expected a table, found a boolean"),
         (
             "[store.redis]\ntimeout = 5",
             "2: store.redis.timeout: expected a duration such as \"50ms\", found an integer",
@@ -376,7 +406,7 @@ fn the_environment_stands_in_for_fields() {
         ],
     )
     .unwrap();
-    assert_eq!(redis(&config).url.to_string(), "redis://127.0.0.1:7000");
+    assert_eq!(redis(&config).name(), "redis://127.0.0.1:7000");
     assert_eq!(config.api.http, Listen::Unix("/run/http.sock".into()));
     assert_eq!(config.xdp.interfaces, ["eth0", "eth1"]);
     assert_eq!(config.xdp.protect, Protect::Ports(vec![port(Transport::Tcp, 80), port(Transport::Udp, 443)]));
@@ -395,11 +425,15 @@ fn passwords_are_read_and_never_printed() {
     fs::write(folder.path().join("password"), "hunter2\n").unwrap();
     let path = folder.path().join("limiter.toml");
     let text = "[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"redis://:hunter1@redis\"]\n";
-    for (text, password) in [(text.to_owned(), "hunter1"), (format!("{text}password_file = \"password\""), "hunter2")] {
+    for (text, password) in [(text.to_owned(), None), (format!("{text}password_file = \"password\""), Some("hunter2"))] {
         fs::write(&path, text).unwrap();
         let config = Config::load(&path, Environment::default()).unwrap();
-        assert_eq!(redis(&config).url.password.as_ref().map(Secret::expose), Some(password));
-        let printed = format!("{config:?}{config:#?}{}", redis(&config).url);
+        let redis = redis(&config);
+        let exposed = |password: &Option<Secret>| password.as_ref().map(|password| password.expose().to_owned());
+        assert_eq!(exposed(&redis.urls[0].password).as_deref(), Some("hunter1"));
+        assert_eq!(exposed(&redis.password).as_deref(), password);
+        assert_eq!(RedisUrl::parse(&redis.urls[0].expose()).as_ref(), Ok(&redis.urls[0]));
+        let printed = format!("{config:?}{config:#?}{}{}", redis.urls[0], redis.name());
         assert!(!printed.contains("hunter"), "{printed}");
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     exit::Exit,
     store::{
         StoreError,
-        redis::{Examination, examine_now},
+        redis::{Examination, Topology, examine_now},
     },
 };
 
@@ -61,7 +61,11 @@ pub(super) fn reachable(host: &Host) -> Seen {
 fn remedy(reason: &str) -> &'static str {
     let reason = reason.to_ascii_lowercase();
     let is_of_password = ["wrongpass", "noauth", "password", "authentication"].iter().any(|word| reason.contains(word));
-    if is_of_password {
+    if reason.contains("cluster support disabled") {
+        "the server is by itself: set store.redis.mode = \"standalone\""
+    } else if reason.contains("unknown command") && reason.contains("sentinel") {
+        "these are no sentinels: name sentinels in store.redis.urls, or set store.redis.mode to what the servers are"
+    } else if is_of_password {
         "set store.redis.username and store.redis.password_file to what Redis knows (ACL LIST, requirepass)"
     } else {
         "start Redis, or correct store.redis.urls; check with: redis-cli -u URL ping"
@@ -106,13 +110,18 @@ pub(super) fn permissions(host: &Host) -> Seen {
 
 pub(super) fn topology(host: &Host) -> Seen {
     let Some(examined) = answering(host) else { return not_examined(host) };
+    let wants_cluster = host.redis_config().is_some_and(|config| config.topology == Topology::Cluster);
     match &examined.facts {
-        Some(facts) if facts.is_cluster => Seen::error(
+        Some(facts) if facts.is_cluster && !wants_cluster => Seen::error(
             Exit::Config,
-            "the server is part of a cluster, and store.redis.mode is \"standalone\"",
-            "name a server with cluster-enabled no in store.redis.urls",
+            "the server is part of a cluster, and store.redis.mode is not \"cluster\"",
+            "set store.redis.mode = \"cluster\", or name a server with cluster-enabled no in store.redis.urls",
         ),
-        Some(_) => Seen::ok("standalone, as store.redis.mode says"),
+        Some(_) => Seen::ok(match host.redis_config().map(|config| &config.topology) {
+            Some(Topology::Cluster) => "a cluster, as store.redis.mode says; examined is one of its nodes",
+            Some(Topology::Sentinel { .. }) => "the primary that the sentinels name, as store.redis.mode says",
+            Some(Topology::Standalone) | None => "standalone, as store.redis.mode says",
+        }),
         None => {
             Seen::warning("the server does not tell: this user may not run INFO", "redis-cli acl setuser USER +info")
         }
