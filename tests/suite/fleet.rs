@@ -6,9 +6,12 @@ use limiter_tests::{
     agent::{Agent, Setup},
     eventually::until,
     http,
-    redis_server::RedisServer,
+    redis_cluster::RedisCluster,
+    redis_sentinel::{RedisSentinels, SERVICE},
+    redis_server::{RedisServer, free_port},
+    redis_tls::Authority,
 };
-use limiter_user::clock::Stopwatch;
+use limiter_user::{clock::Stopwatch, store::redis::ACL_RULES};
 use serde_json::json;
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -16,10 +19,11 @@ const WAIT: Duration = Duration::from_secs(20);
 const POLICY: &str = "[[rules]]\nid = \"per-user\"\nscope = \"user\"\nlimit = 20\nwindow = \"1h\"\n";
 
 fn node(name: &str, redis: &RedisServer) -> Setup {
-    Setup::new(
-        &format!("[node]\nid = \"{name}\"\n[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"{}\"]\n", redis.url()),
-        POLICY,
-    )
+    node_at(name, &format!("urls = [\"{}\"]\n", redis.url()))
+}
+
+fn node_at(name: &str, redis: &str) -> Setup {
+    Setup::new(&format!("[node]\nid = \"{name}\"\n[store]\nkind = \"redis\"\n[store.redis]\n{redis}"), POLICY)
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -89,6 +93,61 @@ fn a_key_used_on_two_agents_is_limited_as_one() {
     });
     assert!(keys.contains(&"rl:{user:u_1}:per-user".to_owned()), "{keys:?}");
     assert!(ttls.iter().all(|ttl| (1..=2 * 3_600_000).contains(ttl)), "{keys:?} {ttls:?}");
+}
+
+/// Two agents admit what one limit allows, wherever the counters are.
+fn limited_as_one(name: &str, redis: &str) {
+    let (a, b) = (node_at("a", redis), node_at("b", redis));
+    let (a, b) = (a.start(), b.start());
+    for _ in 0..8 {
+        assert!(use_one(&a, "u_1"), "{name}");
+    }
+    shared([&a, &b]);
+    assert!(use_one(&b, "u_1"), "{name}");
+    until("b knows what a has admitted", WAIT, || (remaining(&b, "u_1") == 11).then_some(()));
+}
+
+#[test]
+fn counters_are_where_the_configuration_says() {
+    // As the documentation says, of a user with no more rights than these.
+    let user = |more: &str| {
+        let words = format!("ACL SETUSER limiter on >pw {ACL_RULES} {more}");
+        words.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    async fn allow(server: &RedisServer, words: &[String]) {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        server.run(&words).await
+    }
+    let quoted = |urls: &[String]| format!("urls = {urls:?}\nusername = \"limiter\"\npassword_file = \"password\"\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    let password = folder.path().join("password");
+    std::fs::write(&password, "pw\n").expect("write the password");
+    let with_password = |text: String| text.replace("\"password\"", &format!("{password:?}"));
+    let runtime = runtime();
+
+    let cluster = runtime.block_on(RedisCluster::start(3));
+    for primary in &cluster.primaries {
+        runtime.block_on(allow(primary, &user("+cluster|slots")));
+    }
+    limited_as_one("cluster", &with_password(quoted(&cluster.urls()) + "mode = \"cluster\"\n"));
+    drop(cluster);
+
+    let sentinels = runtime.block_on(RedisSentinels::start());
+    runtime.block_on(allow(&sentinels.primary, &user("+role")));
+    let mode = format!("mode = \"sentinel\"\nservice = \"{SERVICE}\"\n");
+    limited_as_one("sentinel", &with_password(quoted(&sentinels.urls()) + &mode));
+    drop(sentinels);
+
+    let (authority, port) = (Authority::new(), free_port());
+    let server = runtime.block_on(authority.start_redis(port));
+    runtime.block_on(allow(&server, &user("")));
+    let tls = format!(
+        "[store.redis.tls]\nca_file = {:?}\ncert_file = {:?}\nkey_file = {:?}\n",
+        authority.ca(),
+        authority.certificate("client"),
+        authority.key("client")
+    );
+    limited_as_one("tls", &with_password(quoted(&[format!("rediss://localhost:{port}")]) + &tls));
 }
 
 #[test]

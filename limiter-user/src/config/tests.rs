@@ -257,7 +257,10 @@ fn bad_values_are_refused_with_line_and_key() {
             "[store.redis]\nurls = [\"redis://a\"]\n[store.redis.tls]\nca_file = \"/dev/null\"",
             "3: store.redis.tls: has certificates that nothing uses: write rediss:// in store.redis.urls",
         ),
-        ("[store.redis]\nmode = \"single\"", "2: store.redis.mode: \"single\" is not one of \"standalone\", \"sentinel\", \"cluster\""),
+        (
+            "[store.redis]\nmode = \"single\"",
+            "2: store.redis.mode: \"single\" is not one of \"standalone\", \"sentinel\", \"cluster\"",
+        ),
         ("[store.redis]\ntls = true", "2: store.redis.tls: expected a table, found a boolean"),
         (
             "[store.redis]\ntimeout = 5",
@@ -425,7 +428,8 @@ fn passwords_are_read_and_never_printed() {
     fs::write(folder.path().join("password"), "hunter2\n").unwrap();
     let path = folder.path().join("limiter.toml");
     let text = "[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"redis://:hunter1@redis\"]\n";
-    for (text, password) in [(text.to_owned(), None), (format!("{text}password_file = \"password\""), Some("hunter2"))] {
+    for (text, password) in [(text.to_owned(), None), (format!("{text}password_file = \"password\""), Some("hunter2"))]
+    {
         fs::write(&path, text).unwrap();
         let config = Config::load(&path, Environment::default()).unwrap();
         let redis = redis(&config);
