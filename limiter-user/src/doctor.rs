@@ -55,6 +55,11 @@ const CHECKS: &[Check] = &[
         look: Look::Always(configuration::key_file),
     },
     Check {
+        name: "config.key_copy",
+        why: "a start without Redis knows only the API keys of the copy that an earlier run has written",
+        look: Look::Always(configuration::key_copy),
+    },
+    Check {
         name: "packets",
         why: "packets are limited on the interfaces of xdp.interfaces alone",
         look: Look::Always(configuration::packet_layer),
@@ -158,6 +163,11 @@ const CHECKS: &[Check] = &[
         name: "redis.eviction",
         why: "a counter that Redis evicts gives its client a fresh limit",
         look: Look::Redis(store::eviction),
+    },
+    Check {
+        name: "redis.key_store",
+        why: "API keys are recognised by hashes with one secret, and a key that Redis loses has to be given back to it",
+        look: Look::Redis(store::key_store),
     },
     Check {
         name: "redis.permissions",

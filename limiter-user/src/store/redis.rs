@@ -14,6 +14,7 @@ pub use self::{
     calls::{CallStats, DURATION_BOUNDS_US},
     examine::{Examination, ServerFacts, examine_now},
     key::redis_key,
+    keys::{KeyChange, KeyCondition, KeyPage, KeyRefusal, MergedKey, RedisKeys, StoredKey},
     script::SyncReply,
 };
 use super::{At, Cell, CellOutcome, Charge, Store, StoreError, counter::OwnTotals};
@@ -23,6 +24,7 @@ mod calls;
 mod connection;
 mod examine;
 mod key;
+mod keys;
 mod script;
 
 /// How to reach Redis.
