@@ -1,10 +1,11 @@
 -- keys_merge.lua: adds keys to the key store, and ends keys, all of them or none.
 -- KEYS[1] entries  KEYS[2] order  KEYS[3] meta, as in keys_read.lua
 -- ARGV[1] epoch, for a store that has none  ARGV[2] secret, or '' where no key is added  ARGV[3] now, in epoch seconds
--- then for each key: condition, id, record in JSON (client, plan, created, expires, disabled; each may be absent)
+-- then for each key: condition, id, record in JSON (client, plan, created, expires, disabled; each may be absent), or ''
+-- to give what is there its place in the order, if it has none
 -- Returns { 'ok', then for each key: 1 if anything changed or 0, record after it },
 --         or what hinders it, and nothing is changed: { 'secret' }, { 'missing', id }, { 'ended', id }, { 'taken', id },
---         { 'unreadable', id }
+--         { 'unreadable', id }; a key that is to get a place and is not there is left out
 -- Conditions: 'new', there is no such key; 'known', there is; 'valid', there is, and it has not ended; 'any'.
 -- A key only ever moves towards its end: disabled stays, and of two ends the earlier one holds. So whatever the order in
 -- which hosts say what they know, the outcome is the same, and nobody brings an ended key back.
@@ -19,7 +20,7 @@ end
 
 local changes = {}
 for at = 4, #ARGV, 3 do
-  local condition, id = ARGV[at], ARGV[at + 1]
+  local condition, id, record = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local text = redis.call('HGET', entries, id)
   local stored
   if text then
@@ -40,7 +41,10 @@ for at = 4, #ARGV, 3 do
   if condition == 'valid' and (stored.disabled == true or (ends and ends <= now)) then
     return { 'ended', id }
   end
-  changes[#changes + 1] = { id = id, text = text, stored = stored, ends = ends, given = cjson.decode(ARGV[at + 2]) }
+  local given = record ~= '' and cjson.decode(record)
+  if given or text then
+    changes[#changes + 1] = { id = id, text = text, stored = stored, ends = ends, given = given }
+  end
 end
 
 if not redis.call('HGET', meta, 'epoch') then
@@ -55,8 +59,8 @@ end
 local reply = { 'ok' }
 for _, change in ipairs(changes) do
   local given, merged = change.given, change.stored or {}
-  local is_changed = not change.stored or not redis.call('ZSCORE', order, change.id)
-  for name, value in pairs(given) do
+  local is_changed = (given and not change.stored) or not redis.call('ZSCORE', order, change.id)
+  for name, value in pairs(given or {}) do
     if name == 'disabled' then
       if value == true and merged.disabled ~= true then
         merged.disabled = true
@@ -74,8 +78,10 @@ for _, change in ipairs(changes) do
   end
   local text = change.text
   if is_changed then
-    text = cjson.encode(merged)
-    redis.call('HSET', entries, change.id, text)
+    if given then
+      text = cjson.encode(merged)
+      redis.call('HSET', entries, change.id, text)
+    end
     redis.call('ZADD', order, redis.call('HINCRBY', meta, 'position', 1), change.id)
   end
   reply[#reply + 1] = is_changed and 1 or 0

@@ -253,6 +253,13 @@ fn what_redis_forgets_ends_no_key_and_is_given_back() {
             assert_eq!((status(agent, &good), status(agent, &bad), status(agent, &new)), (200, 401, 200), "{name}");
         }
     }
+
+    // Nobody is there who knew them, and the order is lost: the records are all that is needed.
+    drop((agent_a, agent_b, agent_c));
+    let _: u64 = runtime.block_on(redis.run(&["DEL", "rl:{keys}:order"]));
+    let d = host(&redis);
+    let agent_d = d.start();
+    assert_eq!((status(&agent_d, &good), status(&agent_d, &bad), status(&agent_d, &new)), (200, 401, 200));
 }
 
 #[test]

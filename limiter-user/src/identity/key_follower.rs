@@ -37,6 +37,8 @@ const LOOK: Duration = Duration::from_millis(250);
 const DEADLINE: Duration = Duration::from_millis(500);
 /// Keys given back in one call: a few milliseconds of Redis.
 const GIVEN_BACK: usize = 200;
+/// Whole passes of one look: what a pass puts right in Redis, the next one finds.
+const PASSES: usize = 3;
 /// Between two copies on disk, so that many changes do not make many.
 const BETWEEN_COPIES: Duration = Duration::from_secs(5);
 
@@ -297,8 +299,12 @@ impl KeyFollower {
         if follows && self.catch_up(page).await? {
             return Ok(());
         }
-        self.pass().await?;
-        self.generation = generation;
+        for _ in 0..PASSES {
+            if self.pass().await? {
+                self.generation = generation;
+                break;
+            }
+        }
         Ok(())
     }
 
@@ -339,7 +345,7 @@ impl KeyFollower {
     async fn catch_up(&mut self, mut page: KeyPage) -> Result<bool, LookError> {
         loop {
             let is_last = page.entries.len() < PAGE;
-            let (count, position) = (page.count, page.position);
+            let (count, ordered, position) = (page.count, page.ordered, page.position);
             for stored in page.entries {
                 if let Some(place) = &mut self.place {
                     place.position = stored.position;
@@ -351,7 +357,7 @@ impl KeyFollower {
             }
             if is_last {
                 let known = (self.entries.len() + self.unreadable_alone()) as u64;
-                return Ok(count == known || self.passed == Some((position, count)));
+                return Ok((count == known && ordered >= count) || self.passed == Some((position, count)));
             }
             let Some(place) = self.place.clone() else { return Ok(false) };
             page = self.redis.page(place.position, PAGE, DEADLINE).await?;
@@ -390,8 +396,9 @@ impl KeyFollower {
         }
     }
 
-    /// Reads everything, and tells what somebody took away from what Redis has lost.
-    async fn pass(&mut self) -> Result<(), LookError> {
+    /// Reads everything, and tells what somebody took away from what Redis has lost. The answer is whether all is in order;
+    /// otherwise what was not has been put right as far as this node can, and another pass is due.
+    async fn pass(&mut self) -> Result<bool, LookError> {
         let (mut seen, mut listed) = (Entries::default(), BTreeSet::new());
         let mut place: Option<Place> = None;
         let last = loop {
@@ -432,11 +439,17 @@ impl KeyFollower {
             seen.insert(entry.clone());
         }
         self.replace(seen);
-        if missing.is_empty() {
+        let is_nameless = last.epoch.is_none() && last.count > 0;
+        if missing.is_empty() && !is_nameless {
             self.place = place.filter(|place| !place.epoch.is_empty());
-            self.passed = Some((last.position, last.count));
             self.lost = false;
-            return Ok(());
+            let passed = Some((last.position, last.count));
+            if last.ordered < last.count && std::mem::replace(&mut self.passed, passed) != passed {
+                self.put_in_order().await?;
+                return Ok(false);
+            }
+            self.passed = passed;
+            return Ok(true);
         }
         if !std::mem::replace(&mut self.lost, true) {
             self.status.state.lock().losses += 1;
@@ -444,10 +457,15 @@ impl KeyFollower {
                 "Redis has lost API keys: the known ones stay in force, and are given back to it");
         }
         self.give_back(&missing).await?;
-        // What is there now is found by the next look.
         self.lost = false;
         self.place = None;
-        Ok(())
+        Ok(false)
+    }
+
+    async fn put_in_order(&mut self) -> Result<(), LookError> {
+        let secret = self.secret.as_ref().map(KeySecret::fingerprint);
+        tracing::warn!(target: "limiter::api", "API keys in Redis have no place in its order of changes: giving them one");
+        Ok(self.redis.put_in_order(&new_epoch()?, secret.as_deref(), DEADLINE).await?)
     }
 
     fn replace(&mut self, entries: Entries) {
@@ -466,7 +484,9 @@ impl KeyFollower {
         let secret = self.secret.as_ref().map(KeySecret::fingerprint);
         let epoch = new_epoch()?;
         let now_s = seconds(SharedClock::new().local());
-        for entries in missing.chunks(GIVEN_BACK) {
+        // A store that has only lost its name gets one.
+        let entries_of_calls = missing.chunks(GIVEN_BACK).chain(missing.is_empty().then_some(missing));
+        for entries in entries_of_calls {
             let changes: Vec<_> = entries
                 .iter()
                 .map(|entry| {

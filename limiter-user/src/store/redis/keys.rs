@@ -7,6 +7,9 @@ use redis::{Cmd, FromRedisValue, RedisResult, Value, from_redis_value};
 use super::{RedisConfig, RedisConfigError, RedisStore, key::KEY_STORE, script::Script};
 use crate::store::StoreError;
 
+/// Records that one `HSCAN` looks at.
+const SCANNED: usize = 200;
+
 /// Speaks through a connection of its own, so that pages of keys do not hold up counts.
 #[derive(Clone, Debug)]
 pub struct RedisKeys {
@@ -25,6 +28,8 @@ pub struct KeyPage {
     pub position: u64,
     /// Of all entries.
     pub count: u64,
+    /// Of entries that have a place in the order.
+    pub ordered: u64,
     /// What tells whether keys are hashed alike.
     pub secret: Option<String>,
     pub entries: Vec<StoredKey>,
@@ -143,6 +148,29 @@ impl RedisKeys {
         from_redis_value(reply).map_err(|error| self.store.0.connection.bad_reply(OPERATION, error.to_string()))
     }
 
+    /// Gives every record a place in the order that has none: somebody put it there by hand, or Redis lost the order.
+    pub async fn put_in_order(&self, epoch: &str, secret: Option<&str>, deadline: Duration) -> Result<(), StoreError> {
+        const OPERATION: &str = "list API keys";
+        let misfit = |reason| self.store.0.connection.bad_reply(OPERATION, reason);
+        let mut cursor = 0;
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(KEY_STORE[0]).arg(cursor).arg("COUNT").arg(SCANNED);
+            let reply = self.store.single(OPERATION, scan, deadline).await?;
+            let (next, found): (u64, Vec<String>) = read(reply).map_err(misfit)?;
+            let mut call = with_names(&self.merge);
+            call.arg(epoch).arg(secret.unwrap_or_default()).arg(0);
+            for id in found.iter().step_by(2) {
+                call.arg(KeyCondition::Any.as_str()).arg(id).arg("");
+            }
+            self.call(OPERATION, &self.merge, call, deadline).await?;
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
     async fn call(
         &self,
         operation: &'static str,
@@ -174,13 +202,14 @@ fn some(text: String) -> Option<String> {
 fn page(reply: Value) -> Result<KeyPage, String> {
     let mut values = read::<Vec<Value>>(reply)?.into_iter();
     let mut next = || values.next().ok_or("too short");
-    let (epoch, position, count, secret) = (read(next()?)?, read(next()?)?, read(next()?)?, read(next()?)?);
+    let (epoch, position, count) = (read(next()?)?, read(next()?)?, read(next()?)?);
+    let (ordered, secret) = (read(next()?)?, read(next()?)?);
     let mut entries = Vec::with_capacity(values.len() / 3);
     while let Some(id) = values.next() {
         let mut next = || values.next().ok_or("an entry is too short");
         entries.push(StoredKey { id: read(id)?, position: read(next()?)?, record: some(read(next()?)?) });
     }
-    Ok(KeyPage { epoch: some(epoch), position, count, secret: some(secret), entries })
+    Ok(KeyPage { epoch: some(epoch), position, count, ordered, secret: some(secret), entries })
 }
 
 fn merged(reply: Value, count: usize) -> Result<Result<Vec<MergedKey>, KeyRefusal>, String> {
