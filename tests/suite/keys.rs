@@ -494,7 +494,7 @@ fn a_hundred_thousand_keys_are_read_in_pages_and_one_change_alone() {
             .map(|number| KeyChange {
                 condition: KeyCondition::New,
                 // As evenly spread as hashes are.
-                id: format!("{:016x}{:016x}", u128::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) as u64, number),
+                id: format!("{:016x}{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15), number),
                 record: record(number),
             })
             .collect();

@@ -7,16 +7,20 @@
 //! older than what this node knows, has been lost: the known keys stay in force and are given back to it. A key goes
 //! away only when somebody took it out of a store that is otherwise whole.
 
+mod copy;
+mod status;
+
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{task::JoinHandle, time::MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
+pub use self::status::{FollowedKeys, FollowedState};
 use super::{
     api_key::{KeySecret, RandomError},
     entries::Entries,
-    key_copy::{self, Copied, Place},
+    key_copy::Place,
     key_file::{KeyEntry, KeyStore},
     key_record::{KeyRecord, joined, seconds, written},
     key_redis::{PAGE, known_id, new_epoch},
@@ -41,54 +45,6 @@ const GIVEN_BACK: usize = 200;
 const PASSES: usize = 3;
 /// Between two copies on disk, so that many changes do not make many.
 const BETWEEN_COPIES: Duration = Duration::from_secs(5);
-
-/// How following goes.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct FollowedState {
-    /// Whether Redis answered the last look.
-    pub connected: bool,
-    /// Whether keys are known: from Redis, or from the copy.
-    pub loaded: bool,
-    pub keys: usize,
-    /// What hinders, other than that Redis does not answer.
-    pub problem: Option<String>,
-    /// Times that Redis was found to have lost keys.
-    pub losses: u64,
-    /// Records in Redis that cannot be read.
-    pub unreadable: usize,
-}
-
-/// Where others read it.
-#[derive(Clone, Debug)]
-pub struct FollowedKeys {
-    server: Arc<str>,
-    state: Arc<Mutex<FollowedState>>,
-}
-
-impl FollowedKeys {
-    /// Address without credentials.
-    pub fn server(&self) -> &str {
-        &self.server
-    }
-
-    pub fn get(&self) -> FollowedState {
-        self.state.lock().clone()
-    }
-
-    /// What does not work.
-    pub fn degraded_by(&self) -> Option<String> {
-        let state = self.state.lock();
-        match (&state.problem, state.connected, state.loaded) {
-            (Some(problem), ..) => Some(format!("API keys in Redis: {problem}")),
-            (None, true, true) => None,
-            (None, _, true) => {
-                Some(format!("API keys: Redis does not answer, the {} last known ones are in force", state.keys))
-            }
-            (None, _, false) => Some("API keys: Redis does not answer, and none are known yet".to_owned()),
-        }
-    }
-}
 
 #[derive(Debug)]
 pub struct KeyFollower {
@@ -203,22 +159,6 @@ impl KeyFollower {
         }
         self.conclude(looked);
         self.changed = false;
-    }
-
-    fn read_copy(&mut self) {
-        let Some(secret) = &self.secret else { return };
-        match key_copy::read(&self.copy_file, &secret.fingerprint(), &self.origin) {
-            Ok(Some(Copied { place, entries })) => {
-                self.entries = entries;
-                self.place = place;
-                self.status.state.lock().loaded = true;
-            }
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(target: "limiter::api", file = %self.copy_file.display(), error,
-                    "the copy of the API keys cannot be used");
-            }
-        }
     }
 
     /// Follows until `shutdown`.
@@ -504,36 +444,6 @@ impl KeyFollower {
         }
         tracing::info!(target: "limiter::api", keys = missing.len(), "Redis has the lost API keys again");
         Ok(())
-    }
-
-    /// Writes the copy, if anything changed, in the background, unless one was written within `pause`.
-    async fn copy(&mut self, pause: Duration) {
-        let is_running = self.copying.as_ref().is_some_and(|copying| !copying.is_finished());
-        if !self.uncopied
-            || (is_running && pause > Duration::ZERO)
-            || self.copied.is_some_and(|copied| copied.elapsed() < pause)
-        {
-            return;
-        }
-        let Some(secret) = self.secret.as_ref().map(KeySecret::fingerprint) else { return };
-        if let Some(copying) = self.copying.take() {
-            // The last copy has to be the newest.
-            drop(copying.await);
-        }
-        self.uncopied = false;
-        self.copied = Some(Stopwatch::start());
-        let (path, server) = (self.copy_file.clone(), Arc::clone(&self.status.server));
-        let copied = Copied { place: self.place.clone(), entries: self.entries.clone() };
-        let said = Arc::clone(&self.said.copy);
-        self.copying = Some(tokio::task::spawn_blocking(move || {
-            let error = key_copy::write(&path, &server, secret, &copied).err().map(|error| error.to_string());
-            let mut said = said.lock();
-            if let Some(error) = error.as_ref().filter(|error| said.as_ref() != Some(error)) {
-                tracing::warn!(target: "limiter::api", file = %path.display(), error,
-                    "the copy of the API keys cannot be written: a start without Redis would know none");
-            }
-            *said = error;
-        }));
     }
 }
 
