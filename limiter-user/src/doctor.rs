@@ -39,8 +39,10 @@ enum Look {
     Interface(fn(&Host, &Interface) -> Seen),
     /// At each of them that exists.
     Device(fn(&Host, &Interface, &Device) -> Seen),
-    /// When counters are shared.
+    /// When anything is in Redis.
     Redis(fn(&Host) -> Seen),
+    /// When API keys are in Redis.
+    KeyStore(fn(&Host) -> Seen),
 }
 
 const CHECKS: &[Check] = &[
@@ -57,7 +59,7 @@ const CHECKS: &[Check] = &[
     Check {
         name: "config.key_copy",
         why: "a start without Redis knows only the API keys of the copy that an earlier run has written",
-        look: Look::Always(configuration::key_copy),
+        look: Look::KeyStore(configuration::key_copy),
     },
     Check {
         name: "packets",
@@ -167,7 +169,7 @@ const CHECKS: &[Check] = &[
     Check {
         name: "redis.key_store",
         why: "API keys are recognised by hashes with one secret, and a key that Redis loses has to be given back to it",
-        look: Look::Redis(store::key_store),
+        look: Look::KeyStore(store::key_store),
     },
     Check {
         name: "redis.permissions",
@@ -193,7 +195,8 @@ impl Check {
             Look::Always(look) => vec![look(host)],
             Look::Packets(look) if host.wants_packets() => vec![look(host)],
             Look::Redis(look) if host.redis_config().is_some() => vec![look(host)],
-            Look::Packets(_) | Look::Redis(_) => Vec::new(),
+            Look::KeyStore(look) if host.has_keys_in_redis() => vec![look(host)],
+            Look::Packets(_) | Look::Redis(_) | Look::KeyStore(_) => Vec::new(),
             Look::Interface(look) => {
                 host.interfaces.iter().map(|interface| look(host, interface).about(&interface.name)).collect()
             }
