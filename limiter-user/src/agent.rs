@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use axum::{Router, routing};
+use axum::{Router, middleware::from_fn_with_state, routing};
 use limiter_common::addr::SrcPrefixes;
 use tokio::{sync::Notify, time::MissedTickBehavior};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -20,11 +20,11 @@ use crate::{
     },
     cli::validate::Checked,
     clock::{Clock, SharedClock},
-    config::{self, Config, IdentityKind, RedisUrl, StoreKind},
+    config::{self, Config, IdentityConfig, IdentityKind, KeyStoreKind, RedisUrl, StoreKind},
     dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane, Tuning},
     events::EventWorker,
     host::HostAddresses,
-    identity::{JwtWatch, KeyWatch},
+    identity::{JwtWatch, KeyFollower, KeyStore, KeyWatch, key_follower::KeyUser},
     limiter::Limiter,
     metrics::Metrics,
     policy::Policy,
@@ -64,6 +64,8 @@ pub struct Agent {
     push: Option<PushWorker>,
     events: Option<EventWorker>,
     sync: Option<SyncWorker>,
+    /// Of API keys in Redis.
+    keys: Option<KeyFollower>,
 }
 
 impl Agent {
@@ -98,6 +100,11 @@ impl Agent {
             true => None,
             false => Some(start_dataplane(&config, &policy)?),
         };
+        let mut follower = key_follower(&config.identity, &keys)?;
+        if let Some(follower) = &mut follower {
+            follower.start().await;
+        }
+
         let mut metrics = Metrics::new();
         let pressure = Arc::new(Pressure::new(config.api.pressure));
         let proxies = &config.identity.trusted_proxies;
@@ -110,7 +117,7 @@ impl Agent {
             shared,
             Arc::clone(&pressure),
         );
-        let status = Arc::new(status);
+        let status = Arc::new(status.with_keys(follower.as_ref().map(KeyFollower::status)));
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
         let changed = Arc::new(Notify::new());
@@ -132,10 +139,13 @@ impl Agent {
         };
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
         let (identity, families) = (config.identity.clone(), config.api.headers);
-        let watch = identity.order.contains(&IdentityKind::ApiKey).then_some(watch);
-        let has_key_file = watch.as_ref().is_some_and(KeyWatch::is_in_use);
+        let is_in_file = identity.order.contains(&IdentityKind::ApiKey) && identity.key_store == KeyStoreKind::File;
+        let watch = is_in_file.then_some(watch);
+        // Whoever puts keys into Redis says so in the configuration.
+        let uses_keys = follower.is_some() || watch.as_ref().is_some_and(KeyWatch::is_in_use);
+        let keys = follower.as_ref().map_or(keys, KeyFollower::keys);
         let (jwt, jwt_watch) = jwt.unzip();
-        let callers = Callers::new(&identity, keys, has_key_file, jwt, Arc::clone(&clock) as Arc<dyn Clock>)?;
+        let callers = Callers::new(&identity, keys, uses_keys, jwt, Arc::clone(&clock) as Arc<dyn Clock>)?;
         let gate = Gate::new(
             limiter,
             callers,
@@ -170,7 +180,7 @@ impl Agent {
         });
         let keeper =
             Keeper { gate, keys: watch, jwt: jwt_watch, counters, clock, dataplane, host, top, mend_error: None };
-        Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync })
+        Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync, keys: follower })
     }
 
     /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
@@ -188,10 +198,17 @@ impl Agent {
             .route(pressure::ROUTE, routing::post(pressure::report))
             .with_state(Arc::clone(&self.keeper.gate));
         let status = Arc::clone(&self.admin_state.status);
+        let knows_keys = self.keys.as_ref().is_none_or(KeyFollower::is_loaded);
+        let http =
+            if knows_keys { http } else { http.layer(from_fn_with_state(Arc::clone(&status), admin::until_ready)) };
         tracing::info!(target: "limiter", http = %self.http.address(), admin = %self.admin.address(), "ready");
         tasks.spawn(self.http.serve(http, shutdown.clone()));
         tasks.spawn(self.admin.serve(admin::router(self.admin_state), shutdown.clone()));
-        status.set_ready();
+        if knows_keys {
+            status.set_ready();
+        } else {
+            tracing::error!(target: "limiter::api", "no API keys are known yet: requests are answered with 503 until Redis tells them");
+        }
         let dataplane = self.keeper.dataplane.clone();
         if let (Some(push), Some(dataplane)) = (self.push, &dataplane) {
             let clock = Arc::clone(&self.keeper.clock) as Arc<dyn Clock>;
@@ -202,6 +219,11 @@ impl Agent {
         }
         tasks.spawn(self.pressure.run(Arc::clone(&self.reloader.active), shutdown.clone()));
         let asked = Asked { everything: reload, ..Asked::default() };
+        if let Some(keys) = self.keys {
+            let gate = Arc::clone(&self.keeper.gate);
+            let user = FollowedUser { gate, status: Arc::clone(&status), reload: Arc::clone(&asked.policy) };
+            tasks.spawn(keys.run(user, shutdown.clone()));
+        }
         tasks.spawn(self.keeper.run(Arc::clone(&status), Arc::clone(&asked.policy), shutdown.clone()));
         tasks.spawn(self.reloader.run(asked, shutdown.clone()));
         // Goes on while open requests are answered, so that what they are charged is shared too.
@@ -298,6 +320,39 @@ impl Keeper {
             }
             Some(Ok(None)) | None => Seen::Nothing,
         }
+    }
+}
+
+/// Makes keys from Redis effective.
+struct FollowedUser {
+    gate: Arc<Gate>,
+    status: Arc<StatusSource>,
+    reload: Arc<Notify>,
+}
+
+impl KeyUser for FollowedUser {
+    fn replace(&mut self, keys: KeyStore) {
+        tracing::info!(target: "limiter::api", keys = keys.len(), "API keys have changed in Redis");
+        self.gate.replace_keys(keys);
+        if self.status.policy_error().is_some() {
+            // A policy may have been refused for a plan that keys had.
+            self.reload.notify_one();
+        }
+    }
+
+    fn known(&mut self) {
+        self.status.set_ready();
+    }
+}
+
+/// `None` where keys are in a file, or nobody is asked for one. `keys` has the secret.
+fn key_follower(config: &IdentityConfig, keys: &KeyStore) -> Result<Option<KeyFollower>> {
+    match &config.key_store {
+        KeyStoreKind::Redis(redis) if config.order.contains(&IdentityKind::ApiKey) => {
+            let (secret_file, copy_file) = (config.key_secret_file.clone(), config.key_copy_file.clone());
+            Ok(Some(KeyFollower::new(&redis_config(redis), secret_file, keys.secret().cloned(), copy_file)?))
+        }
+        KeyStoreKind::Redis(_) | KeyStoreKind::File => Ok(None),
     }
 }
 

@@ -165,12 +165,22 @@ pub struct IdentityConfig {
     /// The cookie whose value names a session.
     pub session_cookie: Option<String>,
     pub jwt: Option<JwtConfig>,
+    pub key_store: KeyStoreKind,
     pub key_file: PathBuf,
     pub key_secret_file: PathBuf,
+    /// Of the keys in Redis, for a start without it.
+    pub key_copy_file: PathBuf,
     pub trusted_proxies: Vec<IpNet>,
     /// The one header that names the client's address; `None` believes each of them where there is none before it.
     pub client_address_header: Option<AddressHeader>,
     pub prefixes: SrcPrefixes,
+}
+
+/// Where API keys are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyStoreKind {
+    File,
+    Redis(RedisConfig),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,6 +241,14 @@ pub struct Checked {
 }
 
 impl Config {
+    /// The Redis that anything is in.
+    pub const fn redis(&self) -> Option<&RedisConfig> {
+        match (&self.store.kind, &self.identity.key_store) {
+            (StoreKind::Redis(redis), _) | (StoreKind::Memory, KeyStoreKind::Redis(redis)) => Some(redis),
+            (StoreKind::Memory, KeyStoreKind::File) => None,
+        }
+    }
+
     /// Reads the file at `path`, with variables of `environment` in place of its fields.
     pub fn load(path: &Path, environment: Environment) -> Result<Self, ConfigErrors> {
         let checked = Self::check(path, environment);
@@ -275,13 +293,14 @@ pub(crate) fn read_file(operation: &str, path: &Path) -> Result<String, ConfigEr
 /// checked too.
 fn interpret(raw: &RawConfig<'_>, path: &Path) -> Config {
     let folder = path.parent().unwrap_or(Path::new(""));
+    let (store, redis) = store(&raw.store, folder);
     let config = Config {
         path: path.to_owned(),
         node: node(&raw.node),
         xdp: xdp(&raw.xdp),
         api: api(&raw.api),
-        store: store(&raw.store, folder),
-        identity: identity(&raw.identity, folder),
+        store,
+        identity: identity(&raw.identity, redis, folder),
         policy: policy(&raw.policy, folder),
         push: push(&raw.push),
     };
@@ -482,7 +501,8 @@ fn listen(text: &str) -> Result<Listen, String> {
     }
 }
 
-fn store(raw: &RawStore<'_>, folder: &Path) -> StoreConfig {
+/// The store, and the Redis that is named, whether counters are in it or not.
+fn store(raw: &RawStore<'_>, folder: &Path) -> (StoreConfig, Option<RedisConfig>) {
     #[derive(Clone, Copy)]
     enum Kind {
         Memory,
@@ -492,16 +512,17 @@ fn store(raw: &RawStore<'_>, folder: &Path) -> StoreConfig {
     // Checked whichever store is in use, so that switching between them holds no surprise.
     let redis = redis::redis(&raw.redis, folder, matches!(kind, Some(Kind::Redis)));
     let max_counters = raw.max_counters.as_ref().and_then(|counters| counters.within(1..=100_000_000));
-    StoreConfig {
+    let store = StoreConfig {
         max_counters: max_counters.unwrap_or(1_000_000),
-        kind: match (kind, redis) {
-            (Some(Kind::Redis), Some(redis)) => StoreKind::Redis(redis),
+        kind: match (kind, &redis) {
+            (Some(Kind::Redis), Some(redis)) => StoreKind::Redis(redis.clone()),
             (Some(Kind::Redis), None) | (Some(Kind::Memory) | None, _) => StoreKind::Memory,
         },
-    }
+    };
+    (store, redis)
 }
 
-fn identity(raw: &RawIdentity<'_>, folder: &Path) -> IdentityConfig {
+fn identity(raw: &RawIdentity<'_>, redis: Option<RedisConfig>, folder: &Path) -> IdentityConfig {
     let path = |value: &Option<Value<'_>>, default: &str| {
         value
             .as_ref()
@@ -536,13 +557,29 @@ fn identity(raw: &RawIdentity<'_>, folder: &Path) -> IdentityConfig {
             .as_ref()
             .and_then(|cookie| cookie.parsed("the name of a cookie", |text| token(text, "a cookie"))),
         jwt: jwt::jwt(&raw.jwt, folder),
+        key_store: key_store(raw, redis),
         key_file: path(&raw.key_file, "/etc/limiter/keys.toml"),
         key_secret_file: path(&raw.key_secret_file, "/etc/limiter/keys.secret"),
+        key_copy_file: path(&raw.key_copy_file, "/var/lib/limiter/keys.json"),
         trusted_proxies: proxies.iter().filter_map(|proxy| proxy.parsed("a prefix", prefix::prefix)).collect(),
         prefixes: SrcPrefixes {
             ipv4: prefix_len(&raw.ipv4_prefix, 24..=32, default.ipv4),
             ipv6: prefix_len(&raw.ipv6_prefix, 48..=128, default.ipv6),
         },
+    }
+}
+
+fn key_store(raw: &RawIdentity<'_>, redis: Option<RedisConfig>) -> KeyStoreKind {
+    let is_in_redis = |kind: &Value<'_>| kind.one_of(&[("file", false), ("redis", true)]);
+    let Some(value) = raw.key_store.as_ref().filter(|kind| is_in_redis(kind) == Some(true)) else {
+        return KeyStoreKind::File;
+    };
+    match redis {
+        Some(redis) => KeyStoreKind::Redis(redis),
+        None => {
+            value.error("is \"redis\", and store.redis.urls names none: write urls = [\"redis://127.0.0.1\"]");
+            KeyStoreKind::File
+        }
     }
 }
 
@@ -572,6 +609,7 @@ fn identity_order(raw: &RawIdentity<'_>) -> Vec<IdentityKind> {
     let Some(order) = order else { return IdentityKind::NAMES.iter().map(|(_, kind)| *kind).collect() };
     let settings = [
         (&raw.api_key_query, IdentityKind::ApiKey, "api_key"),
+        (&raw.key_store, IdentityKind::ApiKey, "api_key"),
         (&raw.session_cookie, IdentityKind::Session, "session_cookie"),
         (&raw.jwt.public_key_file, IdentityKind::Jwt, "jwt"),
         (&raw.jwt.jwks_file, IdentityKind::Jwt, "jwt"),

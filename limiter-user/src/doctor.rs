@@ -39,8 +39,10 @@ enum Look {
     Interface(fn(&Host, &Interface) -> Seen),
     /// At each of them that exists.
     Device(fn(&Host, &Interface, &Device) -> Seen),
-    /// When counters are shared.
+    /// When anything is in Redis.
     Redis(fn(&Host) -> Seen),
+    /// When API keys are in Redis.
+    KeyStore(fn(&Host) -> Seen),
 }
 
 const CHECKS: &[Check] = &[
@@ -53,6 +55,11 @@ const CHECKS: &[Check] = &[
         name: "config.key_file",
         why: "whoever can write the key file can add keys to plans and disable those of others",
         look: Look::Always(configuration::key_file),
+    },
+    Check {
+        name: "config.key_copy",
+        why: "a start without Redis knows only the API keys of the copy that an earlier run has written",
+        look: Look::KeyStore(configuration::key_copy),
     },
     Check {
         name: "packets",
@@ -160,6 +167,11 @@ const CHECKS: &[Check] = &[
         look: Look::Redis(store::eviction),
     },
     Check {
+        name: "redis.key_store",
+        why: "API keys are recognised by hashes with one secret, and a key that Redis loses has to be given back to it",
+        look: Look::KeyStore(store::key_store),
+    },
+    Check {
         name: "redis.permissions",
         why: "counters are shared by scripts, which the user of the connection has to be allowed",
         look: Look::Redis(store::permissions),
@@ -183,7 +195,8 @@ impl Check {
             Look::Always(look) => vec![look(host)],
             Look::Packets(look) if host.wants_packets() => vec![look(host)],
             Look::Redis(look) if host.redis_config().is_some() => vec![look(host)],
-            Look::Packets(_) | Look::Redis(_) => Vec::new(),
+            Look::KeyStore(look) if host.has_keys_in_redis() => vec![look(host)],
+            Look::Packets(_) | Look::Redis(_) | Look::KeyStore(_) => Vec::new(),
             Look::Interface(look) => {
                 host.interfaces.iter().map(|interface| look(host, interface).about(&interface.name)).collect()
             }

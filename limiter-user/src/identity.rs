@@ -2,15 +2,22 @@
 
 pub mod api_key;
 pub mod client_address;
+mod entries;
 mod forwarded;
 pub mod jwt;
+mod key_copy;
 pub mod key_file;
+pub mod key_follower;
+mod key_record;
+pub mod key_redis;
 pub mod watch;
 
 pub use self::{
     api_key::KeySecret,
     client_address::{AddressHeader, Arrival, ClientAddress, client_address},
+    entries::Entries,
     jwt::{Jwt, JwtWatch, Verified},
     key_file::{KeyLookup, KeyStore},
+    key_follower::{FollowedKeys, KeyFollower},
     watch::KeyWatch,
 };

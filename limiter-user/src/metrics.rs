@@ -27,6 +27,7 @@ use limiter_common::{
 
 use crate::{
     dataplane::MapUsage,
+    identity::key_follower::FollowedState,
     limiter::Kind,
     policy::BypassKind,
     pressure,
@@ -311,6 +312,8 @@ pub struct Snapshot {
     pub pressure: pressure::Reading,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<(SyncStats, CallStats)>,
+    /// API keys in Redis; `None` where they are in a file.
+    pub keys: Option<FollowedState>,
 }
 
 #[derive(Debug)]
@@ -363,6 +366,9 @@ impl<S: Source> Collector for Scraped<S> {
         encode_memory(&mut encoder, &snapshot.memory)?;
         if let Some((sync, calls)) = &snapshot.shared {
             encode_shared(&mut encoder, sync, calls)?;
+        }
+        if let Some(keys) = &snapshot.keys {
+            encode_keys(&mut encoder, keys)?;
         }
         let info =
             encoder.encode_descriptor("build", "Version of the agent and of its maps", None, MetricType::Info)?;
@@ -449,6 +455,24 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, sync: &SyncStats, calls: &
     let help = "Age of the oldest count that Redis does not have yet";
     let lag = encoder.encode_descriptor("sync_lag", help, Some(&Unit::Seconds), MetricType::Gauge)?;
     ConstGauge::new(sync.lag.as_secs_f64()).encode(lag)
+}
+
+fn encode_keys(encoder: &mut DescriptorEncoder<'_>, keys: &FollowedState) -> fmt::Result {
+    for (name, help, value) in [
+        ("key_store_keys", "API keys that are known, of the key store in Redis", keys.keys as u64),
+        ("key_store_unreadable", "Records of the key store in Redis that cannot be read", keys.unreadable as u64),
+        (
+            "key_store_connected",
+            "1 while the API keys in Redis are followed, 0 while the last known ones are in force",
+            u64::from(keys.connected && keys.problem.is_none()),
+        ),
+    ] {
+        let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(signed(value)).encode(gauge)?;
+    }
+    let help = "Times that Redis was found to have lost API keys, which stayed in force and were given back to it";
+    let losses = encoder.encode_descriptor("key_store_losses", help, None, MetricType::Counter)?;
+    ConstCounter::new(keys.losses).encode(losses)
 }
 
 fn signed(count: u64) -> i64 {

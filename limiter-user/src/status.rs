@@ -18,6 +18,7 @@ use crate::{
     clock::Stopwatch,
     config::{Config, StoreKind},
     dataplane::{AclListing, BudgetListing, Dataplane, DataplaneError, List, RuleCounter},
+    identity::FollowedKeys,
     limiter::Kind,
     metrics::{RuleMetrics, Snapshot, Source},
     policy::{Adaptive, Limit, Rule},
@@ -44,6 +45,9 @@ pub struct Status {
     pub xdp: Option<XdpStatus>,
     pub policy: PolicyStatus,
     pub store: StoreStatus,
+    /// Of API keys in Redis; `None` where they are in a file.
+    #[serde(default)]
+    pub keys: Option<KeysStatus>,
     #[serde(default)]
     pub pressure: PressureStatus,
     pub rules: Vec<RuleStatus>,
@@ -159,6 +163,17 @@ pub struct StoreStatus {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+pub struct KeysStatus {
+    pub keys: u64,
+    /// Whether Redis answered last.
+    pub connected: bool,
+    /// Records that cannot be read.
+    pub unreadable: u64,
+    /// Times that Redis had lost keys.
+    pub losses: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
 pub struct RuleStatus {
     pub id: String,
     pub scope: String,
@@ -184,6 +199,7 @@ pub struct StatusSource {
     counters: Arc<MemoryStore>,
     dataplane: Option<Arc<dyn Dataplane>>,
     shared: Option<(SyncStatus, RedisStore)>,
+    keys: Option<FollowedKeys>,
     pressure: Arc<Pressure>,
     ready: AtomicBool,
 }
@@ -217,9 +233,17 @@ impl StatusSource {
             counters,
             dataplane,
             shared,
+            keys: None,
             pressure,
             ready: AtomicBool::new(false),
         }
+    }
+
+    /// Says how API keys in Redis are followed.
+    #[must_use]
+    pub fn with_keys(mut self, keys: Option<FollowedKeys>) -> Self {
+        self.keys = keys;
+        self
     }
 
     /// Everything is bound and loaded, and requests are answered.
@@ -262,6 +286,7 @@ impl StatusSource {
         if self.shared.as_ref().is_some_and(|(sync, _)| sync.get().state != SyncState::Connected) {
             by.push("Redis does not answer, decisions are from local counts".to_owned());
         }
+        by.extend(self.keys.iter().filter_map(FollowedKeys::degraded_by));
         let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());
         by.extend(missing.map(|interface| format!("nothing is limited on {}: {}", interface.name, interface.reason)));
         by
@@ -295,6 +320,15 @@ impl StatusSource {
                 state: sync.as_ref().map(|sync| sync.state.as_str().to_owned()),
                 lag_ms: sync.map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
             },
+            keys: self.keys.as_ref().map(|keys| {
+                let keys = keys.get();
+                KeysStatus {
+                    keys: keys.keys as u64,
+                    connected: keys.connected,
+                    unreadable: keys.unreadable as u64,
+                    losses: keys.losses,
+                }
+            }),
             pressure: PressureStatus {
                 level: reading.level.map(pressure::fraction),
                 latency_ms: reading.latency_us.map(|us| us.div_ceil(1000)),
@@ -459,6 +493,7 @@ impl Source for Arc<StatusSource> {
             reports: self.pressure.counts(),
             pressure: self.pressure.reading(),
             shared: self.shared.as_ref().map(|(sync, redis)| (sync.get(), redis.calls())),
+            keys: self.keys.as_ref().map(FollowedKeys::get),
         }
     }
 }

@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    extract::{Query, State},
+    extract::{Query, Request, State},
     http::{StatusCode, header},
+    middleware::Next,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -102,6 +103,15 @@ async fn ready(State(admin): State<Arc<Admin>>) -> Response {
     let code = if status.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, Json(json!({ "ready": status.ready, "degraded": status.degraded, "degraded_by": status.degraded_by })))
         .into_response()
+}
+
+/// Answers 503 until the agent is ready: what a gateway does then, it has been told by its operator.
+pub async fn until_ready(State(status): State<Arc<StatusSource>>, request: Request, next: Next) -> Response {
+    if status.is_ready() {
+        return next.run(request).await;
+    }
+    let body = json!({ "error": "not_ready", "message": "the agent does not know the API keys yet" });
+    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {

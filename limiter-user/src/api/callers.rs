@@ -38,8 +38,8 @@ pub struct Callers {
     /// `None` where tokens are the upstream's own.
     jwt: Option<ArcSwap<Jwt>>,
     clock: Arc<dyn Clock>,
-    /// There is a key file, or was one.
-    has_key_file: AtomicBool,
+    /// There is a key file, or was one; or keys are in Redis.
+    keys_in_use: AtomicBool,
     /// What sessions are hashed with where no file says.
     own_secret: KeySecret,
     prefixes: SrcPrefixes,
@@ -69,11 +69,11 @@ pub enum CallersError {
 }
 
 impl Callers {
-    /// `has_key_file`: there is one, even if no key is in it.
+    /// `keys_in_use`: there is a key store, even if no key is in it.
     pub fn new(
         config: &IdentityConfig,
         keys: KeyStore,
-        has_key_file: bool,
+        keys_in_use: bool,
         jwt: Option<Jwt>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, CallersError> {
@@ -85,16 +85,16 @@ impl Callers {
             keys: ArcSwap::from_pointee(keys),
             jwt: jwt.map(ArcSwap::from_pointee),
             clock,
-            has_key_file: AtomicBool::new(has_key_file),
+            keys_in_use: AtomicBool::new(keys_in_use),
             own_secret: KeySecret::random()?,
             prefixes: config.prefixes,
         })
     }
 
-    /// Makes a changed key file effective.
+    /// Makes changed keys effective.
     pub fn replace_keys(&self, keys: KeyStore) {
         self.keys.store(Arc::new(keys));
-        self.has_key_file.store(true, Ordering::Relaxed);
+        self.keys_in_use.store(true, Ordering::Relaxed);
     }
 
     /// Makes changed keys of tokens effective. What was verified with the old ones is forgotten.
@@ -120,7 +120,7 @@ impl Callers {
 
     /// Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of ours.
     fn uses_keys(&self, active: &Active) -> bool {
-        self.identifies_by(IdentityKind::ApiKey) && (self.has_key_file.load(Ordering::Relaxed) || active.limits_keys)
+        self.identifies_by(IdentityKind::ApiKey) && (self.keys_in_use.load(Ordering::Relaxed) || active.limits_keys)
     }
 
     /// By a request's headers, and the queries that its URL may have.

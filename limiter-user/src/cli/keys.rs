@@ -1,16 +1,22 @@
 //! `limiter keys`.
 
-use std::io::ErrorKind;
+use std::{fmt::Display, io::ErrorKind};
 
-use super::{ConfigArg, KeysAddArgs, KeysArgs, KeysCommand, KeysDisableArgs, KeysRotateArgs, report, say, warn};
+use limiter_common::time::UnixMicros;
+
+use super::{
+    ConfigArg, KeysAddArgs, KeysArgs, KeysCommand, KeysDisableArgs, KeysRotateArgs, finish, report, say, warn,
+};
 use crate::{
+    agent::redis_config,
     clock::SharedClock,
-    config::{Config, ConfigErrors, Environment, IdentityConfig},
-    exit::Exit,
+    config::{Config, ConfigErrors, Environment, IdentityConfig, KeyStoreKind, RedisConfig},
+    exit::{Exit, Unavailable},
     identity::{
         KeyStore,
         api_key::id_to_hex,
-        key_file::{self, client_id},
+        key_file::{self, NewKey, client_id},
+        key_redis::{KeyAdmin, KeyStoreError},
     },
     policy::Policy,
 };
@@ -18,7 +24,7 @@ use crate::{
 pub fn run(arguments: &KeysArgs) -> Exit {
     match &arguments.command {
         KeysCommand::Add(arguments) => add(arguments),
-        KeysCommand::List(arguments) => list(arguments),
+        KeysCommand::List(arguments) => finish(list(arguments)),
         KeysCommand::Disable(arguments) => finish(disable(arguments)),
         KeysCommand::Rotate(arguments) => finish(rotate(arguments)),
     }
@@ -42,41 +48,87 @@ fn add(arguments: &KeysAddArgs) -> Exit {
     {
         return report(&errors);
     }
-    let IdentityConfig { key_file, key_secret_file, .. } = &config.identity;
-    match key_file::add(key_file, key_secret_file, client, plan, SharedClock::new().local()) {
-        Ok(new) => {
-            let plan = plan.map(|plan| format!(", plan {plan}")).unwrap_or_default();
-            warn(format_args!(
-                "added the key {} of client {}{plan} to {}: it is shown this once",
-                id_to_hex(new.id),
-                new.client,
-                key_file.display()
-            ));
-            say(new.key.expose()).err().unwrap_or(Exit::Ok)
+    finish(add_to_store(&config, client, plan))
+}
+
+fn add_to_store(config: &Config, client: Option<std::sync::Arc<str>>, plan: Option<&str>) -> anyhow::Result<()> {
+    let IdentityConfig { key_store: kind, key_file, key_secret_file, .. } = &config.identity;
+    let now = now();
+    match kind {
+        KeyStoreKind::File => {
+            let new = key_file::add(key_file, key_secret_file, client, plan, now)?;
+            say_added(&new, plan, key_file.display())
         }
-        Err(errors) => report(&errors),
+        KeyStoreKind::Redis(redis) => {
+            let had_secret = key_secret_file.exists();
+            let admin = key_store(redis)?;
+            let new = finish_now(admin.add(key_secret_file, client, plan, now))??;
+            if !had_secret {
+                warn(format_args!(
+                    "made {}, which keys are hashed with: copy it to all nodes, or they will know no key",
+                    key_secret_file.display()
+                ));
+            }
+            say_added(&new, plan, format_args!("Redis at {}", admin.name()))
+        }
     }
 }
 
-fn finish(result: Result<Exit, ConfigErrors>) -> Exit {
-    result.unwrap_or_else(|errors| report(&errors))
+fn now() -> UnixMicros {
+    SharedClock::new().local()
 }
 
-fn disable(arguments: &KeysDisableArgs) -> Result<Exit, ConfigErrors> {
+/// The key store in Redis; nothing is asked yet.
+pub(crate) fn key_store(redis: &RedisConfig) -> anyhow::Result<KeyAdmin> {
+    Ok(KeyAdmin::connect(&redis_config(redis))?)
+}
+
+/// Waits for Redis, in a runtime of its own.
+pub(crate) fn finish_now<T>(
+    asked: impl Future<Output = Result<T, KeyStoreError>>,
+) -> anyhow::Result<anyhow::Result<T>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(asked).map_err(|error| match error {
+        KeyStoreError::Config(errors) => errors.into(),
+        KeyStoreError::Store(_) => Unavailable(error.to_string()).into(),
+        KeyStoreError::Address(_) | KeyStoreError::Random(_) => error.into(),
+    }))
+}
+
+/// The key itself is all that is on standard output.
+fn say_added(new: &NewKey, plan: Option<&str>, place: impl Display) -> anyhow::Result<()> {
+    let plan = plan.map(|plan| format!(", plan {plan}")).unwrap_or_default();
+    let id = id_to_hex(new.id);
+    warn(format_args!("added the key {id} of client {}{plan} to {place}: it is shown this once", new.client));
+    print_key(new)
+}
+
+fn print_key(new: &NewKey) -> anyhow::Result<()> {
+    super::print(new.key.expose())
+}
+
+fn disable(arguments: &KeysDisableArgs) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config.config, Environment::of_process())?;
     let id = id_to_hex(arguments.id);
-    match key_file::disable(&config.identity.key_file, arguments.id)? {
+    let is_new = match &config.identity.key_store {
+        KeyStoreKind::File => key_file::disable(&config.identity.key_file, arguments.id)?,
+        KeyStoreKind::Redis(redis) => finish_now(key_store(redis)?.disable(arguments.id, now()))??,
+    };
+    match is_new {
         true => warn(format_args!("disabled the key {id}: running agents refuse it within a second")),
         false => warn(format_args!("the key {id} was disabled already")),
     }
-    Ok(Exit::Ok)
+    Ok(())
 }
 
-fn rotate(arguments: &KeysRotateArgs) -> Result<Exit, ConfigErrors> {
+fn rotate(arguments: &KeysRotateArgs) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config.config, Environment::of_process())?;
-    let IdentityConfig { key_file, key_secret_file, .. } = &config.identity;
-    let now = SharedClock::new().local();
-    let (new, end) = key_file::rotate(key_file, key_secret_file, arguments.id, arguments.grace, now)?;
+    let IdentityConfig { key_store: kind, key_file, key_secret_file, .. } = &config.identity;
+    let (id, grace) = (arguments.id, arguments.grace);
+    let (new, end) = match kind {
+        KeyStoreKind::File => key_file::rotate(key_file, key_secret_file, id, grace, now())?,
+        KeyStoreKind::Redis(redis) => finish_now(key_store(redis)?.rotate(key_secret_file, id, grace, now()))??,
+    };
     warn(format_args!(
         "added the key {} of client {}, which is shown this once; the old one, {}, ends at {}",
         id_to_hex(new.id),
@@ -84,7 +136,7 @@ fn rotate(arguments: &KeysRotateArgs) -> Result<Exit, ConfigErrors> {
         id_to_hex(arguments.id),
         key_file::date(end)
     ));
-    Ok(say(new.key.expose()).err().unwrap_or(Exit::Ok))
+    print_key(&new)
 }
 
 /// A policy that cannot be read cannot be asked, and whoever adds keys need not be able to read it.
@@ -109,16 +161,20 @@ fn check_plan(config: &Config, plan: &str) -> Result<(), ConfigErrors> {
     Ok(())
 }
 
-fn list(arguments: &ConfigArg) -> Exit {
-    let config = match Config::load(&arguments.config, Environment::of_process()) {
-        Ok(config) => config,
-        Err(errors) => return report(&errors),
+fn list(arguments: &ConfigArg) -> anyhow::Result<()> {
+    let config = Config::load(&arguments.config, Environment::of_process())?;
+    let IdentityConfig { key_store: kind, key_file, key_secret_file, .. } = &config.identity;
+    let keys = match kind {
+        KeyStoreKind::File => KeyStore::load(key_file, key_secret_file)?,
+        KeyStoreKind::Redis(redis) => {
+            let listed = finish_now(key_store(redis)?.list())??;
+            for (id, error) in &listed.unreadable {
+                warn(format_args!("the key {id} is left out: {error}"));
+            }
+            listed.keys
+        }
     };
-    let keys = match KeyStore::load(&config.identity.key_file, &config.identity.key_secret_file) {
-        Ok(keys) => keys,
-        Err(errors) => return report(&errors),
-    };
-    let now = SharedClock::new().local();
+    let now = now();
     let width = keys.entries().iter().map(|entry| entry.client.len()).max().unwrap_or(0).max("CLIENT".len());
     let plans = keys.entries().iter().map(|entry| entry.plan.as_ref().map_or(1, |plan| plan.len())).max();
     let plan_width = plans.unwrap_or(0).max("PLAN".len());
@@ -135,5 +191,8 @@ fn list(arguments: &ConfigArg) -> Exit {
         };
         rows.push(row(&id_to_hex(entry.id), &entry.client, entry.plan.as_deref().unwrap_or("-"), &state));
     }
-    rows.into_iter().find_map(Result::err).unwrap_or(Exit::Ok)
+    match rows.into_iter().find_map(Result::err) {
+        None => Ok(()),
+        Some(_exit) => anyhow::bail!("writing to standard output failed"),
+    }
 }

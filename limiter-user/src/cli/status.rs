@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use axum::http::Method;
 
 use super::{StatusArgs, client, print};
-use crate::status::{AdaptiveStatus, Entry, EventStatus, Status, XdpStatus};
+use crate::status::{AdaptiveStatus, Entry, EventStatus, KeysStatus, Status, XdpStatus};
 
 pub(super) async fn status(arguments: &StatusArgs) -> Result<()> {
     let config = arguments.config.load()?;
@@ -44,6 +44,10 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
         write!(out, ", {state}, {lag_ms} ms behind")?;
     }
     writeln!(out)?;
+    if let Some(KeysStatus { keys, connected, unreadable, losses }) = &status.keys {
+        let state = if *connected { "connected" } else { "Redis does not answer" };
+        writeln!(out, "keys: {keys} in Redis, {state}, {unreadable} unreadable, lost and given back {losses} times")?;
+    }
     for rule in &status.rules {
         writeln!(
             out,

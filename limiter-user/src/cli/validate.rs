@@ -2,11 +2,15 @@
 
 use std::{collections::HashSet, path::Path};
 
-use super::{ConfigArg, report, say, warn};
+use super::{
+    ConfigArg,
+    keys::{finish_now, key_store},
+    report, say, warn,
+};
 use crate::{
-    config::{Config, ConfigErrors, Environment, IdentityKind, StoreKind},
+    config::{Config, ConfigErrors, Environment, IdentityKind, KeyStoreKind, RedisConfig, StoreKind},
     exit::Exit,
-    identity::{Jwt, JwtWatch, KeyStore, KeyWatch, api_key::id_to_hex},
+    identity::{Entries, Jwt, JwtWatch, KeySecret, KeyStore, KeyWatch, api_key::id_to_hex},
     policy::{Policy, Scope},
     watch::FileWatch,
 };
@@ -21,6 +25,7 @@ pub struct Checked {
     pub policy: Policy,
     /// Of the policy file as it was before it was read.
     pub policy_watch: FileWatch,
+    /// Of the key file; those in Redis are not read here.
     pub keys: KeyStore,
     /// Notices what changes in the key file from here on.
     pub watch: KeyWatch,
@@ -42,7 +47,14 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     let keys = configuration.config.as_ref().and_then(|config| {
         let (key_file, secret_file) = (&config.identity.key_file, &config.identity.key_secret_file);
         let watch = KeyWatch::new(key_file.clone(), secret_file.clone());
-        Some((KeyStore::load(key_file, secret_file).map_err(&mut keep).ok()?, watch))
+        let keys = match &config.identity.key_store {
+            KeyStoreKind::File => KeyStore::load(key_file, secret_file),
+            // Redis need not be there for a start, so nothing is asked of it.
+            KeyStoreKind::Redis(_) => {
+                KeySecret::load(secret_file).map(|secret| KeyStore::new(secret, Entries::default()))
+            }
+        };
+        Some((keys.map_err(&mut keep).ok()?, watch))
     });
     let jwt = configuration.config.as_ref().and_then(|config| config.identity.jwt.as_ref()).and_then(|config| {
         let watch = JwtWatch::new(config.clone());
@@ -96,13 +108,8 @@ pub(crate) fn check_scopes(config: &Config, policy: &Policy, keys: &KeyStore) ->
 
 fn notes(config: &Config, policy: &Policy, keys: &KeyStore) -> Vec<String> {
     let mut notes = Vec::new();
-    let known: HashSet<_> = keys.entries().iter().map(|entry| entry.id).collect();
-    for id in policy.bypass.key_ids.iter().filter(|id| !known.contains(id)) {
-        notes.push(format!(
-            "bypass names the API key {}, which {} does not have",
-            id_to_hex(*id),
-            config.identity.key_file.display()
-        ));
+    if config.identity.key_store == KeyStoreKind::File {
+        notes.extend(unknown_keys(policy, keys, &config.identity.key_file.display()));
     }
     let of_packets = policy.packet_rules.len() + policy.allow.len() + policy.deny.len();
     if config.xdp.interfaces.is_empty() && of_packets > 0 {
@@ -116,13 +123,40 @@ fn notes(config: &Config, policy: &Policy, keys: &KeyStore) -> Vec<String> {
     notes
 }
 
+/// Keys that a bypass names and that are not there.
+fn unknown_keys(policy: &Policy, keys: &KeyStore, place: &dyn std::fmt::Display) -> Vec<String> {
+    let known: HashSet<_> = keys.entries().iter().map(|entry| entry.id).collect();
+    let unknown = policy.bypass.key_ids.iter().filter(|id| !known.contains(id));
+    unknown.map(|id| format!("bypass names the API key {}, which {place} does not have", id_to_hex(*id))).collect()
+}
+
+/// How many keys Redis has, and what does not fit there. An agent starts with such keys, and without Redis: these are notes.
+fn look_at_redis(redis: &RedisConfig, checked: &Checked) -> (Option<usize>, Vec<String>) {
+    let listed = match key_store(redis).and_then(|admin| Ok((finish_now(admin.list())??, admin.name().to_owned()))) {
+        Ok((listed, name)) => Ok((listed, format!("Redis at {name}"))),
+        Err(error) => Err(error),
+    };
+    let (listed, place) = match listed {
+        Ok(listed) => listed,
+        Err(error) => return (None, vec![format!("the API keys in Redis are not checked: {error:#}")]),
+    };
+    let mut notes = unknown_keys(&checked.policy, &listed.keys, &place);
+    notes.extend(listed.keys.check_plans(&checked.policy).iter().map(ToString::to_string));
+    notes.extend(listed.hindrances(&checked.config.identity.key_secret_file, checked.keys.secret()));
+    (Some(listed.keys.len()), notes)
+}
+
 pub fn run(arguments: &ConfigArg) -> Exit {
     match check(&arguments.config, Environment::of_process()) {
         Ok(checked) => {
-            for note in &checked.notes {
+            let (keys, of_redis) = match &checked.config.identity.key_store {
+                KeyStoreKind::File => (Some(checked.keys.len()), Vec::new()),
+                KeyStoreKind::Redis(redis) => look_at_redis(redis, &checked),
+            };
+            for note in checked.notes.iter().chain(&of_redis) {
                 warn(format_args!("note: {note}"));
             }
-            let Checked { config, policy, keys, .. } = &checked;
+            let Checked { config, policy, .. } = &checked;
             let summary = format_args!(
                 "{} and {} are valid: {} rules, {} packet rules, {} endpoint groups, {} plans, {} API keys",
                 config.path.display(),
@@ -131,7 +165,7 @@ pub fn run(arguments: &ConfigArg) -> Exit {
                 policy.packet_rules.len(),
                 policy.endpoints.len(),
                 policy.plans.len(),
-                keys.len()
+                keys.map_or("unknown".to_owned(), |keys| keys.to_string())
             );
             say(summary).err().unwrap_or(Exit::Ok)
         }

@@ -22,7 +22,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
     compare!("api", ApiConfig in api { restart http, admin, headers, pressure; live });
     compare!("store", StoreConfig in store { restart max_counters, kind; live });
     compare!("identity", IdentityConfig in identity {
-        restart order, api_key_header, api_key_query, session_cookie, client_address_header, jwt, key_file, key_secret_file, trusted_proxies, prefixes; live
+        restart order, api_key_header, api_key_query, session_cookie, client_address_header, jwt, key_store, key_file, key_secret_file, key_copy_file, trusted_proxies, prefixes; live
     });
     compare!("policy", PolicyConfig in policy { restart file; live });
     compare!("push", PushConfig in push { restart enabled, max_block, after_denials; live });
@@ -30,6 +30,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
         // As they are called in the file.
         *name = match *name {
             "store.kind" => "store.kind or store.redis",
+            "identity.key_store" => "identity.key_store or store.redis",
             "identity.jwt" => "[identity.jwt]",
             "identity.prefixes" => "identity.ipv4_prefix or identity.ipv6_prefix",
             name => name,
@@ -49,6 +50,7 @@ mod tests {
     fn names_what_needs_a_restart_and_nothing_else() {
         let read = |text: &str| Config::parse(Path::new("/limiter.toml"), text, Environment::default()).unwrap();
         let redis = "[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"redis://127.0.0.1\"]\n";
+        let keys_in_redis = format!("[identity]\nkey_store = \"redis\"\n{redis}");
         let other_redis = redis.replace("127.0.0.1", "127.0.0.2");
         for (running, changed, expected) in [
             ("", "", &[][..]),
@@ -66,6 +68,7 @@ mod tests {
             ("[node]\nid = \"a\"\n", "[node]\nid = \"a\"\nregion = \"r\"\n", &["node.region"]),
             ("", redis, &["store.kind or store.redis"]),
             (redis, &other_redis, &["store.kind or store.redis"]),
+            (&keys_in_redis, "", &["store.kind or store.redis", "identity.key_store or store.redis"]),
             (
                 "[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nipv4_prefix = 24\n",
                 "",

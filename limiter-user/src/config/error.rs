@@ -18,6 +18,8 @@ pub enum Origin {
     },
     /// An environment variable.
     Variable(String),
+    /// The key store in the Redis of this address.
+    Redis(Arc<str>),
 }
 
 impl fmt::Display for Origin {
@@ -26,6 +28,7 @@ impl fmt::Display for Origin {
             Self::File { path, line: Some(line) } => write!(f, "{}:{line}", path.display()),
             Self::File { path, line: None } => path.display().fmt(f),
             Self::Variable(name) => write!(f, "environment variable {name}"),
+            Self::Redis(address) => write!(f, "API keys in Redis at {address}"),
         }
     }
 }
@@ -106,6 +109,12 @@ impl ConfigErrors {
     pub fn of_file(path: &Path, key: &str, message: impl Into<String>, no_permission: bool) -> Self {
         let origin = Origin::File { path: PathBuf::from(path).into(), line: None };
         Self(vec![ConfigError { origin, key: key.into(), message: message.into(), no_permission }])
+    }
+
+    /// A mistake about the key store in Redis.
+    pub fn of_redis(address: &str, message: impl Into<String>) -> Self {
+        let (origin, message) = (Origin::Redis(address.into()), message.into());
+        Self(vec![ConfigError { origin, key: String::new(), message, no_permission: false }])
     }
 
     pub fn exit(&self) -> Exit {

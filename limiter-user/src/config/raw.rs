@@ -26,7 +26,7 @@ raw_table!(RawRedis in place { urls, mode, service, username, password_file, tim
 raw_table!(RawTls in place { ca_file, cert_file, key_file });
 
 raw_table!(RawIdentity {
-    order, api_key_header, api_key_query, session_cookie, client_address_header, key_file, key_secret_file, trusted_proxies, ipv4_prefix, ipv6_prefix; tables jwt: RawJwt
+    order, api_key_header, api_key_query, session_cookie, client_address_header, key_store, key_file, key_secret_file, key_copy_file, trusted_proxies, ipv4_prefix, ipv6_prefix; tables jwt: RawJwt
 });
 
 raw_table!(RawJwt { public_key_file, jwks_file, secret_file, algorithms, audience, issuer, leeway, plan_claim });

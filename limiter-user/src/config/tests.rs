@@ -214,6 +214,11 @@ fn bad_values_are_refused_with_line_and_key() {
         ("[api]\ngrpc = \"127.0.0.1:7071\"", "2: api.grpc: is not available in this version"),
         ("[api]\nspop = \"127.0.0.1:7072\"", "2: api.spop: is not available in this version"),
         ("[api]\nadmin_token_file = \"t\"", "2: api.admin_token_file: is not available in this version"),
+        (
+            "[identity]\nkey_store = \"redis\"",
+            "2: identity.key_store: is \"redis\", and store.redis.urls names none: write urls = [\"redis://127.0.0.1\"]",
+        ),
+        ("[identity]\nkey_store = \"etcd\"", "2: identity.key_store: \"etcd\" is not one of \"file\", \"redis\""),
         ("[store]\nkind = \"etcd\"", "2: store.kind: \"etcd\" is not one of \"memory\", \"redis\""),
         ("[store]\nmax_counters = 0", "2: store.max_counters: 0 is outside 1 to 100000000"),
         ("[store.breaker]\nfailures = 5", "1: store.breaker: is not available in this version"),

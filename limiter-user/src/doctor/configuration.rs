@@ -1,9 +1,11 @@
 //! The files of the agent.
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+use nix::unistd::{AccessFlags, access};
 
 use super::{finding::Seen, host::Host};
-use crate::exit::Exit;
+use crate::{config::KeyStoreKind, exit::Exit};
 
 pub(super) fn valid(host: &Host) -> Seen {
     match &host.checked {
@@ -29,6 +31,9 @@ pub(super) fn key_file(host: &Host) -> Seen {
     const GROUP_OR_OTHERS_WRITE: u32 = 0o022;
     let Some(config) = &host.config else { return Seen::ok("not looked at: the configuration is not known") };
     let file = &config.identity.key_file;
+    if config.identity.key_store != KeyStoreKind::File {
+        return Seen::ok("not in use: identity.key_store is \"redis\"");
+    }
     match fs::metadata(file) {
         Ok(metadata) if metadata.permissions().mode() & GROUP_OR_OTHERS_WRITE != 0 => Seen::warning(
             format!(
@@ -43,6 +48,24 @@ pub(super) fn key_file(host: &Host) -> Seen {
             Seen::ok(format!("{} is not there: there are no API keys", file.display()))
         }
         Err(error) => Seen::unseen(format!("{}: {error}", file.display())),
+    }
+}
+
+/// Whether there is, or can be, a copy of the keys in Redis.
+pub(super) fn key_copy(host: &Host) -> Seen {
+    let Some(config) = &host.config else { return Seen::ok("not looked at: the configuration is not known") };
+    if config.identity.key_store == KeyStoreKind::File {
+        return Seen::ok("not in use: identity.key_store is \"file\"");
+    }
+    let file = &config.identity.key_copy_file;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match (fs::metadata(file), access(folder, AccessFlags::W_OK | AccessFlags::X_OK)) {
+        (_, Err(error)) => Seen::warning(
+            format!("{} cannot be written: {}: {}", file.display(), folder.display(), error.desc()),
+            format!("mkdir -p {0}, writable by the agent's user alone", folder.display()),
+        ),
+        (Ok(_), Ok(())) => Seen::ok(format!("{} is there", file.display())),
+        (Err(_), Ok(())) => Seen::ok(format!("{} is not there yet: the agent writes it", file.display())),
     }
 }
 

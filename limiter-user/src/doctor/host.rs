@@ -6,7 +6,7 @@ use super::device::Device;
 use crate::{
     capability::Capabilities,
     cli::validate::{self, Checked},
-    config::{Config, ConfigErrors, Environment, RedisConfig, StoreKind, XdpMode},
+    config::{Config, ConfigErrors, Environment, KeyStoreKind, RedisConfig, XdpMode},
     dataplane::{
         DataplaneError,
         probe::{self, Accepted},
@@ -61,10 +61,11 @@ impl Host {
     }
 
     pub(super) fn redis_config(&self) -> Option<&RedisConfig> {
-        match &self.config.as_ref()?.store.kind {
-            StoreKind::Memory => None,
-            StoreKind::Redis(redis) => Some(redis),
-        }
+        self.config.as_ref()?.redis()
+    }
+
+    pub(super) fn has_keys_in_redis(&self) -> bool {
+        self.config.as_ref().is_some_and(|config| config.identity.key_store != KeyStoreKind::File)
     }
 
     /// Whether the kernel takes the program: tried once.

@@ -5,9 +5,11 @@ use std::time::Duration;
 use super::{finding::Seen, host::Host};
 use crate::{
     agent::redis_config,
+    cli::keys,
     clock::SharedClock,
-    config,
+    config::{self, KeyStoreKind},
     exit::Exit,
+    identity::KeySecret,
     store::{
         StoreError,
         redis::{Examination, Topology, examine_now},
@@ -95,6 +97,40 @@ pub(super) fn eviction(host: &Host) -> Seen {
     }
 }
 
+/// The keys themselves: whether this host can recognise them, and whether Redis may throw them away.
+pub(super) fn key_store(host: &Host) -> Seen {
+    let Some(config) = &host.config else { return Seen::ok("not looked at: the configuration is not known") };
+    let KeyStoreKind::Redis(redis) = &config.identity.key_store else {
+        return Seen::ok("not in use: identity.key_store is \"file\"");
+    };
+    let Some(examined) = answering(host) else { return not_examined(host) };
+    let listed = match keys::key_store(redis).and_then(|admin| keys::finish_now(admin.list())?) {
+        Ok(listed) => listed,
+        Err(error) => return Seen::error(Exit::Unavailable, format!("{error:#}"), "see the check redis.permissions"),
+    };
+    let secret_file = &config.identity.key_secret_file;
+    let secret = match KeySecret::load(secret_file) {
+        Ok(secret) => secret,
+        Err(errors) => return Seen::error(errors.exit(), errors.to_string(), "see the check config"),
+    };
+    if let Some(hindrance) = listed.hindrances(secret_file, secret.as_ref()).into_iter().next() {
+        let remedy = "the same secret on all nodes; \"limiter keys list\" shows what can be read";
+        return Seen::error(Exit::Config, hindrance, remedy);
+    }
+    let policy = examined.facts.as_ref().and_then(|facts| facts.maxmemory_policy.as_deref());
+    match policy.filter(|policy| policy.starts_with("allkeys")) {
+        Some(policy) => Seen::warning(
+            format!(
+                "{} API keys, which have no time to live, and maxmemory-policy {policy} may evict them",
+                listed.keys.len()
+            ),
+            "redis-cli config set maxmemory-policy noeviction, and the same in redis.conf",
+        ),
+        None if !listed.exists => Seen::ok("no API keys yet: \"limiter keys add\" makes the first"),
+        None => Seen::ok(format!("{} API keys, hashed with the secret of this host", listed.keys.len())),
+    }
+}
+
 pub(super) fn permissions(host: &Host) -> Seen {
     let Some(examined) = answering(host) else { return not_examined(host) };
     if examined.refused.is_empty() {
@@ -145,7 +181,7 @@ fn answering(host: &Host) -> Option<&Examination> {
 }
 
 fn not_in_use() -> Seen {
-    Seen::ok("not in use: store.kind is \"memory\"")
+    Seen::ok("not in use: neither counters nor keys are in Redis")
 }
 
 fn not_examined(host: &Host) -> Seen {

@@ -100,6 +100,12 @@ impl KeySecret {
         SessionId(self.hash(&[b"agent\0", &address.octets(), user_agent]))
     }
 
+    /// What tells whether another host has the same secret, and nothing about it. No header can hold the zero byte, so it
+    /// stands for no key.
+    pub fn fingerprint(&self) -> String {
+        hex(&self.hash(&[b"fingerprint\0"]))
+    }
+
     fn hash(&self, parts: &[&[u8]]) -> [u8; 16] {
         let mut mac = self.keyed.clone();
         for part in parts {
@@ -187,6 +193,8 @@ mod tests {
             secret.session_of_agent(v4, b"y").0,
             secret.session_of_agent(v6, b"x").0,
             KeySecret::new(&[8; 32]).session_of(b"x").0,
+            secret.id_of("fingerprint").0,
+            hex_bytes(&secret.fingerprint()).unwrap(),
         ];
         assert_eq!(ids.iter().collect::<std::collections::HashSet<_>>().len(), ids.len());
     }

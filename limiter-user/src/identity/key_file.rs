@@ -10,13 +10,17 @@ use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use limiter_common::time::UnixMicros;
 
 use self::change::{Locked, of_io};
 pub use self::change::{disable, rotate};
-use super::api_key::{KeySecret, MAX_KEY_LEN, generate_key, id_from_hex, id_to_hex, random_digits};
+use super::{
+    api_key::{KeySecret, MAX_KEY_LEN, RandomError, generate_key, id_from_hex, id_to_hex, random_digits},
+    entries::Entries,
+};
 use crate::{
     config::{ConfigError, ConfigErrors, Context, Environment, Origin, Secret, Table, Value, identifier, raw_table},
     policy::Policy,
@@ -27,7 +31,7 @@ raw_table!(RawKeys { keys });
 
 raw_table!(RawKey in place { id, client, plan, disabled, created, expires });
 
-/// What a key file says of one key.
+/// What a key store says of one key.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KeyEntry {
@@ -35,10 +39,12 @@ pub struct KeyEntry {
     pub client: Arc<str>,
     pub plan: Option<Arc<str>>,
     pub disabled: bool,
+    pub created: Option<UnixMicros>,
     /// When it ends by itself.
     pub expires: Option<UnixMicros>,
-    origin: Origin,
-    id_origin: Origin,
+    pub(super) origin: Origin,
+    /// Where its id stands, in a file.
+    pub(super) id_origin: Origin,
 }
 
 impl KeyEntry {
@@ -53,11 +59,11 @@ impl KeyEntry {
     }
 }
 
-/// All keys of a file. Load it again when the file has changed.
+/// All keys, of a file or of Redis, as they were at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct KeyStore {
     secret: Option<KeySecret>,
-    entries: HashMap<ApiKeyId, KeyEntry>,
+    entries: Entries,
 }
 
 /// Whose key it is.
@@ -82,7 +88,9 @@ impl KeyStore {
             Err(error) => Err(ConfigErrors::of_io("read the API keys", key_file, "identity.key_file", &error)),
         };
         match (entries, KeySecret::load(secret_file)) {
-            (Ok(entries), Ok(secret)) if secret.is_some() || entries.is_empty() => Ok(Self { secret, entries }),
+            (Ok(entries), Ok(secret)) if secret.is_some() || entries.is_empty() => {
+                Ok(Self { secret, entries: entries.into_values().collect() })
+            }
             (Ok(_), Ok(_)) => {
                 let message = format!("is missing, and {} has keys that were hashed with it", key_file.display());
                 Err(ConfigErrors::of_file(secret_file, "identity.key_secret_file", message, false))
@@ -96,12 +104,17 @@ impl KeyStore {
         }
     }
 
+    /// Keys that were hashed with `secret`.
+    pub const fn new(secret: Option<KeySecret>, entries: Entries) -> Self {
+        Self { secret, entries }
+    }
+
     /// Hashes the key once.
     pub fn lookup(&self, presented: &str, now: UnixMicros) -> KeyLookup {
         let Some(secret) = self.secret.as_ref().filter(|_| presented.len() <= MAX_KEY_LEN) else {
             return KeyLookup::Unknown;
         };
-        match self.entries.get(&secret.id_of(presented)) {
+        match self.entries.get(secret.id_of(presented)) {
             Some(entry) if entry.has_ended(now) => KeyLookup::Disabled(entry.id),
             Some(KeyEntry { id, client, plan, .. }) => {
                 KeyLookup::Known { id: *id, client: client.clone(), plan: plan.clone() }
@@ -115,18 +128,18 @@ impl KeyStore {
         self.secret.as_ref()
     }
 
-    pub fn len(&self) -> usize {
+    pub const fn len(&self) -> usize {
         self.entries.len()
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub const fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// In the order of the file.
+    /// In the order of the file, or of the times at which they were made.
     pub fn entries(&self) -> Vec<&KeyEntry> {
-        let mut entries: Vec<_> = self.entries.values().collect();
-        entries.sort_by(|a, b| a.origin.cmp(&b.origin));
+        let mut entries: Vec<_> = self.entries.iter().collect();
+        entries.sort_by(|a, b| (&a.origin, a.created, a.id).cmp(&(&b.origin, b.created, b.id)));
         entries
     }
 
@@ -137,7 +150,12 @@ impl KeyStore {
             if let Some(plan) = entry.plan.as_ref().filter(|plan| policy.plan(plan).is_none()) {
                 let message = format!("the policy has no plan \"{plan}\"");
                 let origin = entry.origin.clone();
-                errors.push(ConfigError { origin, key: "keys.plan".into(), message, no_permission: false });
+                let key = match &origin {
+                    // There is no line to look at.
+                    Origin::Redis(_) => format!("key {}", id_to_hex(entry.id)),
+                    Origin::File { .. } | Origin::Variable(_) => "keys.plan".into(),
+                };
+                errors.push(ConfigError { origin, key, message, no_permission: false });
             }
         }
         errors
@@ -204,8 +222,9 @@ fn entry(raw: &RawKey<'_>) -> Option<KeyEntry> {
         }
         expires
     });
+    let created = raw.created.as_ref().and_then(Value::as_date).and_then(|date| date::instant(&date));
     let id_origin = raw.id.as_ref()?.place().origin();
-    Some(KeyEntry { id: id?, client: client?, plan, disabled, expires, origin: raw.place.origin(), id_origin })
+    Some(KeyEntry { id: id?, client: client?, plan, disabled, created, expires, origin: raw.place.origin(), id_origin })
 }
 
 /// A key that was just added.
@@ -215,6 +234,34 @@ pub struct NewKey {
     pub key: Secret,
     pub id: ApiKeyId,
     pub client: Arc<str>,
+}
+
+impl NewKey {
+    pub(super) fn make(secret: &KeySecret, client: Arc<str>) -> Result<Self, RandomError> {
+        let key = generate_key()?;
+        Ok(Self { id: secret.id_of(key.expose()), key, client })
+    }
+}
+
+/// The id of a client that was given none.
+pub(super) fn new_client() -> Result<Arc<str>, RandomError> {
+    Ok(format!("c_{}", random_digits(16)?).into())
+}
+
+/// Writes a new secret, which nobody has used yet.
+pub(super) fn make_secret(secret_file: &Path) -> Result<KeySecret, ConfigErrors> {
+    let secret =
+        KeySecret::generate().map_err(|error| ConfigErrors::of_file(secret_file, "", error.to_string(), false))?;
+    replace(secret_file, &format!("{}\n", secret.expose())).map_err(of_io("write", secret_file))?;
+    KeySecret::load(secret_file)?
+        .ok_or_else(|| ConfigErrors::of_file(secret_file, "", "is gone although it was just written", false))
+}
+
+/// When a replaced key ends, in whole seconds, as stores have it; an end that was set before is not put off.
+pub(super) fn end_of_grace(now: UnixMicros, grace: Duration, expires: Option<UnixMicros>) -> UnixMicros {
+    let grace_us = u64::try_from(grace.as_micros()).unwrap_or(u64::MAX);
+    let end = UnixMicros::new(now.get().saturating_add(grace_us).div_ceil(1_000_000).saturating_mul(1_000_000));
+    expires.map_or(end, |expires| if expires.get() < end.get() { expires } else { end })
 }
 
 /// Makes a key, and the secret if there is none, and adds its entry to the file.
@@ -227,17 +274,12 @@ pub fn add(
     plan: Option<&str>,
     created: UnixMicros,
 ) -> Result<NewKey, ConfigErrors> {
-    let random = |error: super::api_key::RandomError| ConfigErrors::of_file(key_file, "", error.to_string(), false);
+    let random = |error: RandomError| ConfigErrors::of_file(key_file, "", error.to_string(), false);
     let locked = Locked::open(key_file)?;
     let (key_file, entries) = (&locked.path, &locked.entries);
     let secret = match KeySecret::load(secret_file)? {
         Some(secret) => secret,
-        None if entries.is_empty() => {
-            let secret = KeySecret::generate().map_err(random)?;
-            replace(secret_file, &format!("{}\n", secret.expose())).map_err(of_io("write", secret_file))?;
-            KeySecret::load(secret_file)?
-                .ok_or_else(|| ConfigErrors::of_file(secret_file, "", "is gone although it was just written", false))?
-        }
+        None if entries.is_empty() => make_secret(secret_file)?,
         None => {
             let message = format!("is missing, and {} has keys that were hashed with it", key_file.display());
             return Err(ConfigErrors::of_file(secret_file, "identity.key_secret_file", message, false));
@@ -245,17 +287,16 @@ pub fn add(
     };
     let client = match client {
         Some(client) => client,
-        None => format!("c_{}", random_digits(16).map_err(random)?).into(),
+        None => new_client().map_err(random)?,
     };
-    let key = generate_key().map_err(random)?;
-    let id = secret.id_of(key.expose());
+    let new = NewKey::make(&secret, client).map_err(random)?;
 
     let mut text = locked.text.clone();
-    append(&mut text, id, &client, plan, created);
+    append(&mut text, new.id, &new.client, plan, created);
     // Whatever the file was like, what is written must be readable.
     parse(key_file, &text)?;
     locked.write(&text)?;
-    Ok(NewKey { key, id, client })
+    Ok(new)
 }
 
 /// Adds an entry behind all others.
@@ -281,7 +322,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// Puts a file in place of what is there, in one step, with the owner and mode of the old one, or for the owner alone.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
     let temporary = with_suffix(path, ".new");
     let written = write_new(path, &temporary, text).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
@@ -313,8 +354,6 @@ fn write_new(path: &Path, temporary: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const NOW: UnixMicros = UnixMicros::new(1_767_225_600_000_000);

@@ -19,6 +19,7 @@ pub use self::{
     calls::{CallStats, DURATION_BOUNDS_US},
     examine::{Examination, ServerFacts, examine_now},
     key::redis_key,
+    keys::{KeyChange, KeyCondition, KeyPage, KeyRefusal, MergedKey, RedisKeys, StoredKey},
     script::SyncReply,
 };
 use self::{
@@ -38,6 +39,7 @@ mod cluster;
 mod connection;
 mod examine;
 mod key;
+mod keys;
 mod script;
 mod sentinel;
 mod slot;
@@ -181,19 +183,33 @@ impl RedisStore {
 
     /// One call; of a cluster, to the node whose clock counts.
     async fn single(&self, operation: &'static str, call: Cmd, deadline: Duration) -> Result<Value, StoreError> {
-        let watch = Stopwatch::start();
-        let node = match &self.0.servers {
-            Servers::One(connection) => Ok(Arc::clone(connection)),
-            Servers::Cluster(cluster) => cluster.node(operation, CLOCK_SLOT, deadline).await,
-        };
-        match node {
-            Ok(node) => self.single_to(operation, &node, call, deadline.saturating_sub(watch.elapsed())).await,
-            Err(error) => {
-                let result = Err(error);
-                self.0.calls.record(&result, watch.elapsed());
-                result
+        match &self.0.servers {
+            Servers::One(node) => self.single_to(operation, node, call, deadline).await,
+            // A node that is asked for its time or its name sends nobody elsewhere.
+            Servers::Cluster(cluster) => {
+                let watch = Stopwatch::start();
+                let node = cluster.node(operation, CLOCK_SLOT, deadline).await?;
+                self.single_to(operation, &node, call, deadline.saturating_sub(watch.elapsed())).await
             }
         }
+    }
+
+    /// One call about keys of a slot.
+    async fn single_at(
+        &self,
+        operation: &'static str,
+        slot: u16,
+        call: Cmd,
+        deadline: Duration,
+    ) -> Result<Value, StoreError> {
+        let Servers::Cluster(cluster) = &self.0.servers else { return self.single(operation, call, deadline).await };
+        let watch = Stopwatch::start();
+        let calls = [Call { slot, command: call }];
+        let answers = cluster.send(operation, &calls, deadline, &PlainCalls { operation, deadline, watch }).await;
+        let no_reply = || Err(self.bad_reply(operation, "no reply".to_owned()));
+        let result = answers.and_then(|mut answers| answers.pop().unwrap_or_else(no_reply));
+        self.0.calls.record(&result, watch.elapsed());
+        result
     }
 
     async fn single_to(
@@ -242,6 +258,24 @@ impl RedisStore {
 
     fn bad_reply(&self, operation: &'static str, reason: String) -> StoreError {
         StoreError::BadReply { operation, store: self.0.name.clone(), reason }
+    }
+}
+
+/// Calls of commands.
+struct PlainCalls {
+    operation: &'static str,
+    deadline: Duration,
+    /// Since the deadline began.
+    watch: Stopwatch,
+}
+
+impl Exchange for PlainCalls {
+    async fn exchange(
+        &self,
+        node: &Arc<Connection>,
+        pipeline: &Pipeline,
+    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+        node.send(self.operation, pipeline, self.deadline.saturating_sub(self.watch.elapsed())).await
     }
 }
 
@@ -333,6 +367,7 @@ impl RedisStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Secret;
 
     #[test]
     fn secrets_are_not_printed() {

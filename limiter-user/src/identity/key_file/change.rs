@@ -14,10 +14,10 @@ use std::{
 
 use limiter_common::time::UnixMicros;
 
-use super::{KeyEntry, NewKey, append, date::rfc_3339, parse, replace, with_suffix};
+use super::{KeyEntry, NewKey, append, date::rfc_3339, end_of_grace, parse, replace, with_suffix};
 use crate::{
     config::{ConfigErrors, Origin},
-    identity::api_key::{KeySecret, generate_key, id_to_hex},
+    identity::api_key::{KeySecret, id_to_hex},
     store::ApiKeyId,
 };
 
@@ -69,7 +69,7 @@ impl Locked {
         };
         let begin = match &entry.origin {
             Origin::File { line: Some(line), .. } => *line,
-            Origin::File { line: None, .. } | Origin::Variable(_) => id_line,
+            Origin::File { line: None, .. } | Origin::Variable(_) | Origin::Redis(_) => id_line,
         };
         let is_header = |line: &str| line.trim_start().starts_with('[');
         let of_name = |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim() == name);
@@ -138,14 +138,9 @@ pub fn rotate(
     let secret = KeySecret::load(secret_file)?.ok_or_else(|| {
         ConfigErrors::of_file(secret_file, "identity.key_secret_file", "is missing, so no key can be made", false)
     })?;
-    let grace_us = u64::try_from(grace.as_micros()).unwrap_or(u64::MAX);
-    // Whole seconds, as the file has them; an end that was set before is not put off.
-    let end_s = now.get().saturating_add(grace_us).div_ceil(1_000_000);
-    let end = UnixMicros::new(end_s.saturating_mul(1_000_000));
-    let end = entry.expires.map_or(end, |expires| if expires.get() < end.get() { expires } else { end });
+    let end = end_of_grace(now, grace, entry.expires);
     let mut text = locked.with_line(entry, "expires", &rfc_3339(end))?;
-    let key = generate_key().map_err(|error| locked.error(error.to_string()))?;
-    let new = NewKey { id: secret.id_of(key.expose()), key, client: entry.client.clone() };
+    let new = NewKey::make(&secret, entry.client.clone()).map_err(|error| locked.error(error.to_string()))?;
     append(&mut text, new.id, &entry.client, entry.plan.as_deref(), now);
     parse(&locked.path, &text)?;
     locked.write(&text)?;

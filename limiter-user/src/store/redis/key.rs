@@ -1,4 +1,4 @@
-//! Names of counters in Redis: `rl:{<scope>:<identity>}:<rule>`.
+//! Names in Redis: of counters, `rl:{<scope>:<identity>}:<rule>`, and of the key store.
 //!
 //! The braces are a Redis Cluster hash tag: all counters of one identity are in one slot. Names are injective: no two
 //! counters share one, whatever a client sends. An identity cannot contain `}`, so the first one ends it; a scope
@@ -9,6 +9,10 @@
 use std::{fmt::Write as _, net::IpAddr};
 
 use crate::store::{ApiKeyId, CounterKey, Identity, SessionId};
+
+/// Names of the key store: its entries, the order of their changes, and what is known of the whole. The tag has no colon, so
+/// no counter shares it. They have no time to live: a key is valid until somebody ends it.
+pub(super) const KEY_STORE: [&str; 3] = ["rl:{keys}:entries", "rl:{keys}:order", "rl:{keys}:meta"];
 
 /// Name of a counter.
 pub fn redis_key(key: &CounterKey) -> String {
@@ -127,6 +131,7 @@ mod tests {
                 // The hash tag is what is between the first `{` and the first `}` after it.
                 let tag = name.split_once('{').unwrap().1.split_once('}').unwrap().0;
                 prop_assert!(tag.starts_with(key.identity.scope_name()), "{name}");
+                prop_assert!(KEY_STORE.iter().all(|other| !other.contains(&format!("{{{tag}}}"))), "{name}");
                 if let Some(other) = seen.insert(name.clone(), key.clone()) {
                     prop_assert_eq!(other, key, "{}", name);
                 }

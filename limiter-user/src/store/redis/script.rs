@@ -36,13 +36,25 @@ impl Script {
         Self::new("sync.lua", include_str!("../../../../lua/sync.lua"))
     }
 
+    pub(super) fn keys_read() -> Self {
+        Self::alone("keys_read.lua", include_str!("../../../../lua/keys_read.lua").to_owned())
+    }
+
+    pub(super) fn keys_merge() -> Self {
+        Self::alone("keys_merge.lua", include_str!("../../../../lua/keys_merge.lua").to_owned())
+    }
+
     fn new(name: &'static str, text: &str) -> Self {
-        let text = format!("{LIBRARY}\n{text}");
+        Self::alone(name, format!("{LIBRARY}\n{text}"))
+    }
+
+    /// Without the library.
+    fn alone(name: &'static str, text: String) -> Self {
         let sha1 = redis::Script::new(&text).get_hash().to_owned();
         Self { name, text, sha1 }
     }
 
-    fn call(&self, keys: usize) -> Cmd {
+    pub(super) fn call(&self, keys: usize) -> Cmd {
         let mut call = redis::cmd("EVALSHA");
         call.arg(&self.sha1).arg(keys);
         call
