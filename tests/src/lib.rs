@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod bench;
+pub mod chaos_proxy;
 pub mod demo;
 pub mod eventually;
 pub mod fixture;

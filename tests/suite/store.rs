@@ -3,6 +3,8 @@
 
 mod store {
     pub(crate) mod behaviour;
+    mod exactly_once;
+    mod failures;
     mod redis_only;
     mod sync_worker;
     mod topologies;

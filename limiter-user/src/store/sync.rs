@@ -89,6 +89,8 @@ pub struct SyncStats {
     pub counters_sent: u64,
     pub last_batch: usize,
     pub failed_rounds: u64,
+    /// Why the last of them failed; `None` once Redis has answered again.
+    pub last_error: Option<String>,
     /// Counters that Redis refused or answered unintelligibly.
     pub refused_counters: u64,
     /// Counters that Redis knew less of than it had confirmed.
@@ -377,6 +379,7 @@ impl SyncWorker {
         progress.last_success = Some(Stopwatch::start());
         if progress.stats.state != SyncState::Connected {
             progress.stats.state = SyncState::Connected;
+            progress.stats.last_error = None;
             drop(progress);
             tracing::info!(target: "limiter::store", redis = self.redis.name(), "sharing counters");
         }
@@ -385,6 +388,7 @@ impl SyncWorker {
     fn failed(&self, error: &StoreError) {
         let mut progress = self.status.0.lock();
         progress.stats.failed_rounds += 1;
+        progress.stats.last_error = Some(error.to_string());
         if progress.stats.state != SyncState::Degraded {
             progress.stats.state = SyncState::Degraded;
             drop(progress);

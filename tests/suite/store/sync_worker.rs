@@ -95,7 +95,7 @@ impl Node {
         eventually(WAIT, async || if self.memory.stats().queued == 0 { Ok(()) } else { Err(self.status.get()) }).await;
     }
 
-    fn refund(&self, cells: &[Cell], cost: u64) {
+    pub(crate) fn refund(&self, cells: &[Cell], cost: u64) {
         let cells = [Cell { cost, ..cells[0].clone() }];
         assert_eq!(self.memory.decide(self.clock.now(), Charge::Refund, &cells)[0].outcome, Outcome::Allowed);
     }
