@@ -14,6 +14,7 @@ use limiter_common::{
     addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6},
     aggregate::Aggregate,
     budget::{Budget, BudgetEntry},
+    budget_filter::{self, Place},
     event::{Event, EventClass, EventKind, EventMeter},
     rule::{Bucket, PacketRule},
     schema,
@@ -50,6 +51,11 @@ static RULES: Array<PacketRule> = Array::with_max_entries(RULE_SLOTS, 0);
 /// Bitmap of protected ports. The agent writes, before the program is attached; 16 KB.
 #[map]
 static PORTS: Array<u64> = Array::with_max_entries(schema::PORT_WORDS, 0);
+
+/// Which sources may have a budget: bits, see `limiter_common::budget_filter`. The agent writes, and sets a bit before
+/// the budget is there; 8 KB. Each program has its own, filled before it is attached.
+#[map]
+static BUDGET_FILTER: Array<u64> = Array::with_max_entries(budget_filter::WORDS, 0);
 
 /// Pushed budgets. The agent writes, and the program its marks; 7 MB a family.
 #[map]
@@ -324,12 +330,25 @@ pub(crate) fn port_word(index: u32) -> u64 {
 
 #[inline(always)]
 pub(crate) fn budget_v4(key: &SrcKeyV4) -> Option<BudgetState> {
+    if !may_have_budget(key.digest()) {
+        return None;
+    }
     BUDGETS_V4.get_ptr_mut(key).map(BudgetState::new)
 }
 
 #[inline(always)]
 pub(crate) fn budget_v6(key: &SrcKeyV6) -> Option<BudgetState> {
+    if !may_have_budget(key.digest()) {
+        return None;
+    }
     BUDGETS_V6.get_ptr_mut(key).map(BudgetState::new)
+}
+
+#[inline(always)]
+fn may_have_budget(digest: u64) -> bool {
+    let place = Place::of(digest);
+    // The place is always in range.
+    BUDGET_FILTER.get(place.word()).is_none_or(|word| word & place.mask() != 0)
 }
 
 #[inline(always)]
