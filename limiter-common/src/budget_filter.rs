@@ -14,8 +14,8 @@ const _: () = assert!(BITS == 1 << 16);
 /// Which bit stands for a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The first sixteen bits.
-    hash: u64,
+    /// Below [`BITS`].
+    bit: u64,
 }
 
 impl Place {
@@ -23,20 +23,20 @@ impl Place {
     #[inline(always)]
     pub const fn of(digest: u64) -> Self {
         // Fibonacci hashing: the upper bits of the product depend on all bits of the key.
-        Self { hash: digest.wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+        Self { bit: digest.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48 }
     }
 
     /// Index of its word, below [`WORDS`].
     #[expect(clippy::cast_possible_truncation, reason = "ten bits")]
     #[inline(always)]
     pub const fn word(self) -> u32 {
-        (self.hash >> 54) as u32
+        (self.bit >> 6) as u32
     }
 
     /// The bit in its word.
     #[inline(always)]
     pub const fn mask(self) -> u64 {
-        1 << (self.hash >> 48 & 63)
+        1 << (self.bit & 63)
     }
 }
 

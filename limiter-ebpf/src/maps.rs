@@ -16,6 +16,7 @@ use limiter_common::{
     budget::{Budget, BudgetEntry},
     budget_filter::{self, Place},
     event::{Event, EventClass, EventKind, EventMeter},
+    gcra,
     rule::{Bucket, PacketRule},
     schema,
     stats::{Counter, Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
@@ -118,6 +119,16 @@ impl Tat {
         // SAFETY: as above, and every writer of these numbers is atomic.
         let found = unsafe { compare_exchange(self.cell, old, new) };
         if found == old { Ok(()) } else { Err(found) }
+    }
+
+    /// Gives a number that nobody has written yet its first value: the zero in its place is an instant like any other,
+    /// and to a clock in the upper half of its range one to come.
+    #[inline(always)]
+    pub(crate) fn begin(self, first: u64) {
+        if self.load() == 0 {
+            // Where this fails, another CPU was quicker.
+            let _begun = self.swap(0, first);
+        }
     }
 
     #[inline(always)]
@@ -234,6 +245,19 @@ impl AggregateState {
         // SAFETY: as above.
         let creation = unsafe { &raw mut (*aggregate).creation_tat };
         Self { bucket: BucketState::new(bucket), creation: Tat { cell: creation } }
+    }
+
+    /// Makes one that nobody has used yet full. All that is used has been through this.
+    #[inline(always)]
+    pub(crate) fn begin(self, now_ticks: u64) {
+        if self.creation.load() == 0 {
+            let BucketState { packets, bytes, connections, reported: _ } = self.bucket;
+            let full = gcra::full(now_ticks);
+            packets.begin(full);
+            bytes.begin(full);
+            connections.begin(full);
+            self.creation.begin(full);
+        }
     }
 }
 

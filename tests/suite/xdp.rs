@@ -330,7 +330,7 @@ fn sources_of_one_bit() -> [IpAddr; 4] {
     let same = |source: &IpAddr| bit_of(*source) == bit_of(first);
     let mut v4 = (0u32..).map(|n| IpAddr::from((0x0a00_0000 + n).to_be_bytes())).filter(same);
     let mut v6 = (0u128..).map(|n| IpAddr::V6((0x2001_0db8 << 96 | n << 64 | 7).into())).filter(same);
-    [first, v4.next(), v6.next(), v6.next()].map(Into::into).map(|source: Option<IpAddr>| source.expect("another"))
+    [Some(first), v4.next(), v6.next(), v6.next()].map(|source| source.expect("another"))
 }
 
 #[test]
