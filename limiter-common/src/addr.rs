@@ -129,6 +129,12 @@ impl SrcKeyV4 {
     pub const fn octets(&self) -> [u8; 4] {
         self.address.octets()
     }
+
+    /// The key as a number, for [`crate::budget_filter`].
+    #[inline(always)]
+    pub const fn digest(&self) -> u64 {
+        self.address.word as u64
+    }
 }
 
 impl SrcKeyV6 {
@@ -145,6 +151,12 @@ impl SrcKeyV6 {
 
     pub const fn octets(&self) -> [u8; 16] {
         self.address.octets()
+    }
+
+    /// A number that depends on the whole key, for [`crate::budget_filter`].
+    #[inline(always)]
+    pub const fn digest(&self) -> u64 {
+        self.address.words[0] ^ self.address.words[1]
     }
 }
 

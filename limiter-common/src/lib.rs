@@ -13,6 +13,7 @@ pub mod addr;
 pub mod aggregate;
 pub mod bucket;
 pub mod budget;
+pub mod budget_filter;
 pub mod event;
 pub mod fixed_window;
 pub mod gcra;

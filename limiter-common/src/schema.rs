@@ -6,13 +6,14 @@ use crate::{
     addr::{SrcKeyV4, SrcKeyV6},
     aggregate::Aggregate,
     budget::BudgetEntry,
+    budget_filter,
     event::{EventClass, EventMeter},
     rule::{Bucket, PacketRule},
     stats::{Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
 };
 
 /// Version of everything below. Pins live in `<pin_dir>/v<SCHEMA_VERSION>`.
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// Most allow prefixes, and most deny prefixes, of one family.
 pub const MAX_ACL_PREFIXES: u32 = 131_072;
@@ -123,6 +124,7 @@ pub const MAPS: &[MapSpec] = &[
     spec::<Lpm<[u8; 16]>, u32>("RULES_V6", MapKind::LpmTrie, MAX_RULE_PREFIXES, Lifetime::Policy),
     spec::<u32, PacketRule>("RULES", MapKind::Array, RULE_SLOTS, Lifetime::Policy),
     spec::<u32, u64>("PORTS", MapKind::Array, PORT_WORDS, Lifetime::Policy),
+    spec::<u32, u64>("BUDGET_FILTER", MapKind::Array, budget_filter::WORDS, Lifetime::Policy),
     spec::<SrcKeyV4, BudgetEntry>("BUDGETS_V4", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
     spec::<SrcKeyV6, BudgetEntry>("BUDGETS_V6", MapKind::Hash, MAX_BUDGETS, Lifetime::Shared),
     spec::<SrcKeyV4, Bucket>("BUCKETS_V4", MapKind::LruHash, DEFAULT_MAX_SOURCES, Lifetime::Shared),

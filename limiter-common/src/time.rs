@@ -20,6 +20,7 @@ impl KtimeNs {
         self.0
     }
 
+    #[inline(always)]
     #[must_use]
     pub const fn saturating_add_ns(self, ns: u64) -> Self {
         Self(self.0.saturating_add(ns))

@@ -5,6 +5,8 @@ use core::sync::atomic::AtomicU64;
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
 use limiter_common::time::{KtimeNs, TickReading};
 
+use crate::globals;
+
 /// The last reading of any CPU. All see it change once a tick, so it costs no traffic between them.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
@@ -21,7 +23,8 @@ pub(crate) fn now() -> KtimeNs {
         return last.time();
     }
     // SAFETY: as above.
-    let reading = TickReading::new(tick, KtimeNs::new(unsafe { bpf_ktime_get_coarse_ns() }));
+    let time = KtimeNs::new(unsafe { bpf_ktime_get_coarse_ns() }).saturating_add_ns(globals::CLOCK_OFFSET.load());
+    let reading = TickReading::new(tick, time);
     // A CPU that was held up may put an older reading in the place of a newer one. Its tick is over, so nobody uses it.
     // SAFETY: the pointer is that of a static.
     unsafe { LAST.as_ptr().write_volatile(reading.bits()) };

@@ -105,6 +105,10 @@ pub(crate) static CREATION_COMMON: Global<GcraParams> = Global::new(match GcraPa
 #[unsafe(no_mangle)]
 pub(crate) static AGGREGATE_SEED: Global<u64> = Global::new(0);
 
+/// How much later it is than the kernel's clock says: 0, but for tests of times that no host has reached.
+#[unsafe(no_mangle)]
+pub(crate) static CLOCK_OFFSET: Global<u64> = Global::new(0);
+
 /// How often an update of a bucket is tried while other CPUs change it. 0 is for the test of that outcome.
 #[unsafe(no_mangle)]
 pub(crate) static SWAP_ATTEMPTS: Global<u32> = Global::new(MAX_SWAP_ATTEMPTS);

@@ -14,7 +14,9 @@ use limiter_common::{
     addr::{AddressV4, AddressV6, SrcKeyV4, SrcKeyV6},
     aggregate::Aggregate,
     budget::{Budget, BudgetEntry},
+    budget_filter::{self, Place},
     event::{Event, EventClass, EventKind, EventMeter},
+    gcra,
     rule::{Bucket, PacketRule},
     schema,
     stats::{Counter, Counters, PER_CPU_SLOTS, RULE_SLOTS, RuleName},
@@ -50,6 +52,11 @@ static RULES: Array<PacketRule> = Array::with_max_entries(RULE_SLOTS, 0);
 /// Bitmap of protected ports. The agent writes, before the program is attached; 16 KB.
 #[map]
 static PORTS: Array<u64> = Array::with_max_entries(schema::PORT_WORDS, 0);
+
+/// Which sources may have a budget: bits, see `limiter_common::budget_filter`. The agent writes, and sets a bit before
+/// the budget is there; 8 KB. Each program has its own, filled before it is attached.
+#[map]
+static BUDGET_FILTER: Array<u64> = Array::with_max_entries(budget_filter::WORDS, 0);
 
 /// Pushed budgets. The agent writes, and the program its marks; 7 MB a family.
 #[map]
@@ -112,6 +119,16 @@ impl Tat {
         // SAFETY: as above, and every writer of these numbers is atomic.
         let found = unsafe { compare_exchange(self.cell, old, new) };
         if found == old { Ok(()) } else { Err(found) }
+    }
+
+    /// Gives a number that nobody has written yet its first value: the zero in its place is an instant like any other,
+    /// and to a clock in the upper half of its range one to come.
+    #[inline(always)]
+    pub(crate) fn begin(self, first: u64) {
+        if self.load() == 0 {
+            // Where this fails, another CPU was quicker.
+            let _begun = self.swap(0, first);
+        }
     }
 
     #[inline(always)]
@@ -229,6 +246,19 @@ impl AggregateState {
         let creation = unsafe { &raw mut (*aggregate).creation_tat };
         Self { bucket: BucketState::new(bucket), creation: Tat { cell: creation } }
     }
+
+    /// Makes one that nobody has used yet full. All that is used has been through this.
+    #[inline(always)]
+    pub(crate) fn begin(self, now_ticks: u64) {
+        if self.creation.load() == 0 {
+            let BucketState { packets, bytes, connections, reported: _ } = self.bucket;
+            let full = gcra::full(now_ticks);
+            packets.begin(full);
+            bytes.begin(full);
+            connections.begin(full);
+            self.creation.begin(full);
+        }
+    }
 }
 
 /// An address to look up in a trie, at a place in memory where whole words can fill it: the kernel puts the address
@@ -324,12 +354,25 @@ pub(crate) fn port_word(index: u32) -> u64 {
 
 #[inline(always)]
 pub(crate) fn budget_v4(key: &SrcKeyV4) -> Option<BudgetState> {
+    if !may_have_budget(key.digest()) {
+        return None;
+    }
     BUDGETS_V4.get_ptr_mut(key).map(BudgetState::new)
 }
 
 #[inline(always)]
 pub(crate) fn budget_v6(key: &SrcKeyV6) -> Option<BudgetState> {
+    if !may_have_budget(key.digest()) {
+        return None;
+    }
     BUDGETS_V6.get_ptr_mut(key).map(BudgetState::new)
+}
+
+#[inline(always)]
+fn may_have_budget(digest: u64) -> bool {
+    let place = Place::of(digest);
+    // The place is always in range.
+    BUDGET_FILTER.get(place.word()).is_none_or(|word| word & place.mask() != 0)
 }
 
 #[inline(always)]

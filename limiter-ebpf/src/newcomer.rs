@@ -30,7 +30,12 @@ fn neighbourhood<F: Family>(source: F) -> Option<[AggregateState; ROWS]> {
 /// A bucket that is made for a source now, or why it gets none.
 #[inline(always)]
 pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, now: u64) -> Result<BucketState, EventKind> {
-    match neighbourhood(source) {
+    let neighbourhood = neighbourhood(source);
+    if let Some([first, second]) = neighbourhood {
+        first.begin(now);
+        second.begin(now);
+    }
+    match neighbourhood {
         Some(neighbourhood) if may_create(&neighbourhood, now) => {}
         Some(_) | None => return Err(EventKind::NewSourcesOver),
     }
@@ -73,6 +78,7 @@ fn charge(aggregate: AggregateState, limits: &Limits<'_>, cost: Cost, now: u64) 
 #[inline(always)]
 fn may_create(neighbourhood: &[AggregateState; ROWS], now: u64) -> bool {
     let Some(tat) = maps::creation_tat() else { return false };
+    tat.begin(gcra::full(now));
     let common = globals::CREATION_COMMON.load();
     let is_plenty = has_room(tat, &common, now);
     let [first, second] = neighbourhood.map(|aggregate| has_room(aggregate.creation, &RESERVE, now));

@@ -4,6 +4,7 @@
 
 mod acl;
 mod attach;
+mod budgets;
 mod compile;
 pub mod config;
 mod diagnosis;

@@ -178,6 +178,47 @@ fn too_many_new_sources_are_told_once() {
     assert_eq!(counts(&loaded, EventClass::Maps), EventCounts { sent: 1, suppressed: 0, ring_full: 0 });
 }
 
+/// With room for one bucket, two CPUs with a source each push out each other's, or find nothing that they could push
+/// out.
+#[test]
+fn buckets_that_cannot_be_made_are_told_once() {
+    const PACKETS: u32 = 100_000;
+    for (sources, rule) in [(["10.0.0.1", "10.0.1.1"], "four"), (["2001:db8:1::1", "2001:db8:2::1"], "six")] {
+        let mut world = limited(1 << 20);
+        world.config.max_sources = 1;
+        world.tuning.new_sources = Some(burst_of(1 << 30));
+        let loaded = world.load();
+        let mut reader = reader(&loaded);
+        let hammer = || {
+            thread::scope(|scope| {
+                for (cpu, source) in sources.into_iter().enumerate() {
+                    let loaded = &loaded;
+                    scope.spawn(move || {
+                        let mut cpus = CpuSet::new();
+                        cpus.set(cpu).expect("a CPU");
+                        sched_setaffinity(Pid::from_raw(0), &cpus).expect("two CPUs");
+                        run(loaded, &Packet::udp(source, 443), PACKETS);
+                    });
+                }
+            });
+        };
+        let event = until("an insert fails", WAIT, || {
+            hammer();
+            let events = read(&mut reader);
+            assert!(events.len() < 2, "{events:?}");
+            events.first().copied()
+        });
+        let (kinds, source, verdict, by) = told(&loaded, &event);
+        assert_eq!(kinds, [EventKind::InsertFailed]);
+        assert!(sources.iter().any(|address| source == Some(address.parse().expect("an address"))), "{source:?}");
+        // It shares the bucket of its neighbourhood, which is full.
+        assert_eq!((verdict, by.as_deref()), (Some(Verdict::Pass(PassReason::Conforming)), Some(rule)));
+        hammer();
+        assert!(read(&mut reader).is_empty(), "what goes on is no news");
+        assert_eq!(counts(&loaded, EventClass::Maps), EventCounts { sent: 1, suppressed: 0, ring_full: 0 });
+    }
+}
+
 #[test]
 fn samples_are_a_true_picture_of_what_passes_and_what_is_dropped() {
     const ONE_IN: u32 = 64;

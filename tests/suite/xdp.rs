@@ -1,8 +1,12 @@
 //! The XDP program on packets, by BPF_PROG_TEST_RUN. Needs root and the XDP object.
 
-use std::{collections::BTreeSet, sync::Barrier, thread, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Barrier, thread, time::Duration};
 
+use aya::maps::{Array, Map, MapData};
 use limiter_common::{
+    addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
+    budget::BudgetReason,
+    budget_filter::Place,
     quota::{Quota, Rate},
     rule::EnforcementMode::Enforce,
     verdict::{DropReason, PassReason, Verdict},
@@ -309,5 +313,97 @@ fn nanoseconds_a_packet() {
         let frame = packet.build();
         let best = (0..5).map(|_| loaded.dataplane.test_run(&frame, REPEAT).expect("run the program").duration).min();
         eprintln!("{:>4} ns  {name}", best.expect("five runs").as_nanos());
+    }
+}
+
+/// As the XDP program and the agent find it.
+fn bit_of(source: IpAddr) -> Place {
+    Place::of(match source {
+        IpAddr::V4(v4) => SrcKeyV4::new(v4.octets(), SrcMaskV4::new(32)).digest(),
+        IpAddr::V6(v6) => SrcKeyV6::new(v6.octets(), SrcMaskV6::new(64)).digest(),
+    })
+}
+
+/// Two sources of each family for which one bit stands.
+fn sources_of_one_bit() -> [IpAddr; 4] {
+    let first = IpAddr::from([192, 0, 2, 7]);
+    let same = |source: &IpAddr| bit_of(*source) == bit_of(first);
+    let mut v4 = (0u32..).map(|n| IpAddr::from((0x0a00_0000 + n).to_be_bytes())).filter(same);
+    let mut v6 = (0u128..).map(|n| IpAddr::V6((0x2001_0db8 << 96 | n << 64 | 7).into())).filter(same);
+    [Some(first), v4.next(), v6.next(), v6.next()].map(|source| source.expect("another"))
+}
+
+#[test]
+fn sources_that_share_a_bit_keep_and_lose_their_budgets_each_by_itself() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let plenty = [(Limited::Packets, 1 << 20)];
+    let world = World::new().rule("four", "0.0.0.0/0", Enforce, &plenty).rule("six", "::/0", Enforce, &plenty);
+    let mut loaded = world.load();
+    let sources = sources_of_one_bit();
+    let [a, b, c, d] = sources;
+    let push = |loaded: &Loaded, source, lasts| {
+        loaded.dataplane.push_budget(source, lasts, BudgetReason::KeepsSending, "four").expect("push");
+    };
+    let remove = |loaded: &Loaded, source| assert!(loaded.dataplane.remove_budget(source).expect("remove"));
+    let is_blocked = |loaded: &Loaded, source: IpAddr| {
+        let (verdict, _) = loaded.judge(&Packet::udp(&source.to_string(), 443).build());
+        verdict == Verdict::Drop(DropReason::Blocked)
+    };
+    let blocked =
+        |loaded: &Loaded| sources.into_iter().filter(|source| is_blocked(loaded, *source)).collect::<Vec<_>>();
+    let bits = |loaded: &Loaded| {
+        let map = MapData::from_pin(loaded.pinned("BUDGET_FILTER")).expect("open the filter");
+        let words = Array::<_, u64>::try_from(Map::Array(map)).expect("the filter's type");
+        words.iter().map(|word| word.expect("a word").count_ones()).sum::<u32>()
+    };
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![], 0));
+    push(&loaded, a, HOUR);
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![a], 1));
+    push(&loaded, c, HOUR);
+    push(&loaded, a, HOUR);
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![a, c], 1));
+    remove(&loaded, a);
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![c], 1), "pushed twice, and removed once");
+    loaded.dataplane.reload(&world.policy).expect("reload");
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![c], 1), "a new program");
+    push(&loaded, b, HOUR);
+    remove(&loaded, c);
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![b], 1));
+    push(&loaded, d, HOUR);
+    loaded = loaded.restart(&world);
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![b, d], 1), "a new agent");
+    push(&loaded, a, Duration::from_millis(1));
+    until("it expires", Duration::from_secs(10), || (loaded.dataplane.expire().expect("expire") == 1).then_some(()));
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![b, d], 1), "one has expired");
+    loaded.dataplane.unblock(b.into()).expect("unblock");
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![d], 1));
+    remove(&loaded, d);
+    assert!(!loaded.dataplane.remove_budget(d).expect("remove"), "there is none any more");
+    assert_eq!((blocked(&loaded), bits(&loaded)), (vec![], 0));
+}
+
+#[test]
+fn a_budget_that_is_pushed_while_a_program_is_made_holds_in_it() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let world = World::new();
+    let loaded = world.load();
+    let mut pushed: Vec<IpAddr> = Vec::new();
+    for _ in 0..4 {
+        thread::scope(|scope| {
+            let reload = scope.spawn(|| loaded.dataplane.reload(&world.policy).expect("reload"));
+            while !reload.is_finished() {
+                let n = u32::try_from(pushed.len()).expect("few");
+                // Far from each other, so that each has a word of its own.
+                let source = IpAddr::from((0x0a00_0000 + n * 0x101).to_be_bytes());
+                loaded.dataplane.push_budget(source, HOUR, BudgetReason::KeepsSending, "four").expect("push");
+                pushed.push(source);
+                thread::park_timeout(Duration::from_millis(2));
+            }
+        });
+    }
+    assert!(pushed.len() > 8, "{}", pushed.len());
+    for source in pushed {
+        let (verdict, _) = loaded.judge(&Packet::udp(&source.to_string(), 443).build());
+        assert_eq!(verdict, Verdict::Drop(DropReason::Blocked), "{source}");
     }
 }

@@ -6,9 +6,11 @@ use limiter_common::{
     addr::SrcPrefixes,
     quota::{Quota, Rate},
     schema::{MAPS, MapSpec, SCHEMA_VERSION},
+    time::KtimeNs,
 };
 
 use super::{AttachedMode, diagnosis::Diagnosis};
+use crate::clock::ktime;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataplaneConfig {
@@ -99,6 +101,9 @@ pub struct Tuning {
     pub sample_one_in: u32,
     /// How many events of a class one CPU sends. `None`: the program tells nothing, and pays nothing for it.
     pub events: Option<Quota>,
+    /// How much later it is for the program and its deadlines than the kernel's clock says: 0, but for tests of times
+    /// that no host has reached.
+    pub clock_offset_ns: u64,
     /// The one that the object was built with.
     pub schema: Schema,
 }
@@ -125,7 +130,15 @@ impl Default for Tuning {
             new_sources: None,
             sample_one_in: 128,
             events: Some(events),
+            clock_offset_ns: 0,
             schema: Schema::default(),
         }
+    }
+}
+
+impl Tuning {
+    /// The time of the program.
+    pub(super) fn now(&self) -> KtimeNs {
+        ktime().saturating_add_ns(self.clock_offset_ns)
     }
 }

@@ -63,6 +63,7 @@ pub(super) struct Globals {
     creation_quota: GcraParams,
     creation_common: GcraParams,
     aggregate_seed: u64,
+    clock_offset: u64,
     swap_attempts: u32,
     has_events: u8,
     sampled_below: u64,
@@ -115,6 +116,7 @@ impl Globals {
             creation_quota,
             creation_common,
             aggregate_seed,
+            clock_offset: tuning.clock_offset_ns,
             swap_attempts: tuning.swap_attempts,
             has_events: tuning.events.is_some().into(),
             sampled_below: tuning.events.map_or(0, |_| event::sampled_below(tuning.sample_one_in)),
@@ -153,6 +155,7 @@ impl Globals {
             .override_global("CREATION_QUOTA", &self.creation_quota, true)
             .override_global("CREATION_COMMON", &self.creation_common, true)
             .override_global("AGGREGATE_SEED", &self.aggregate_seed, true)
+            .override_global("CLOCK_OFFSET", &self.clock_offset, true)
             .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true)
             .override_global("HAS_EVENTS", &self.has_events, true)
             .override_global("SAMPLED_BELOW", &self.sampled_below, true)

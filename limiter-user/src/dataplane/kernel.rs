@@ -1,6 +1,6 @@
 //! The real data plane.
 
-use std::{borrow::Cow, collections::HashMap, fs::File, net::IpAddr, sync::Arc, time::Duration};
+use std::{borrow::Cow, fs::File, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use limiter_common::{
@@ -20,13 +20,14 @@ use super::{
     EventReader, List, LiveSettings, MapUsage, MissingInterface, OnExit, RuleCounter, Tuning,
     acl::{self, Acl, canonical},
     attach,
+    budgets::Budgets,
     compile::{self, CompiledRules},
     loader::{self, Attached, CREATED, Plan},
     maps,
     pins::PinDir,
     slots::Slots,
 };
-use crate::{clock::ktime, policy::Policy};
+use crate::policy::Policy;
 
 /// A program in force, and what the agent knows of its maps.
 ///
@@ -52,7 +53,7 @@ struct State {
     /// Ids of request rules, whose slots are not given away.
     request_rules: Vec<Arc<str>>,
     acl: Acl,
-    budgets: HashMap<IpAddr, Budget>,
+    budgets: Budgets,
 }
 
 /// Result of running the program on a packet.
@@ -86,11 +87,11 @@ impl KernelDataplane {
         let (pins, created) = PinDir::prepare(&config.pin_dir, tuning.schema)?;
         let lock = pins.lock()?;
         let _older = pins.lock_older()?;
-        let acl = Acl::new(&policy.allow, &policy.deny, maps::read_operators(&pins)?, ktime());
+        let acl = Acl::new(&policy.allow, &policy.deny, maps::read_operators(&pins)?, tuning.now());
         let plan = Plan { object: &object, config: &config, tuning: &tuning, rules: &rules, acl: &acl, slots: None };
         let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
         let budgets = configured.budgets()?;
-        let attached = configured.start()?;
+        let attached = configured.start(&budgets)?;
         let state = State { config, attached, rules, request_rules: request_rules(policy), acl, budgets };
         Ok(Self { object, tuning, building: Mutex::new(()), state: RwLock::new(state), _lock: lock })
     }
@@ -114,7 +115,7 @@ impl KernelDataplane {
 
     fn put(&self, list: List, prefix: IpNet, lasts: Option<Duration>) -> Result<(), DataplaneError> {
         let prefix = canonical(prefix);
-        let now = ktime();
+        let now = self.tuning.now();
         let deadline = lasts.map_or(KtimeNs::NEVER, |lasts| acl::deadline(now, lasts));
         let building = self.building.lock();
         let mut state = self.state.write();
@@ -166,11 +167,12 @@ impl KernelDataplane {
         let Self { object, tuning, .. } = self;
         let plan = Plan { object, config: &config, tuning, rules: &rules, acl: &acl, slots: Some(&slots) };
         let configured = loader::load(plan, pins, created)?.verify()?.fill()?;
-        let mut state = self.state.write();
-        let attached = configured.replace(&mut state.attached)?;
+        let mut guard = self.state.write();
+        let state = &mut *guard;
+        let attached = configured.replace(&mut state.attached, &state.budgets)?;
         let replaced = std::mem::replace(&mut state.attached, attached);
         (state.config, state.rules, state.request_rules, state.acl) = (config, rules, request_rules, acl);
-        drop(state);
+        drop(guard);
         // Freeing the maps of a long list takes a while.
         drop(replaced);
         Ok(())
@@ -188,7 +190,7 @@ impl KernelDataplane {
             let state = self.state.read();
             (config(&state.config), state.acl.operators().collect())
         };
-        let acl = Acl::new(&policy.allow, &policy.deny, operators, ktime());
+        let acl = Acl::new(&policy.allow, &policy.deny, operators, self.tuning.now());
         self.replace(&building, config, rules, request_rules(policy), acl)
     }
 
@@ -213,10 +215,9 @@ impl KernelDataplane {
             let is_part = prefix.prefix_len() >= prefixes.len_of(*source) && prefixes.cut(prefix.addr()) == *source;
             is_part || prefix.contains(source)
         };
-        let sources: Vec<IpAddr> = budgets.keys().copied().filter(is_inside).collect();
+        let sources: Vec<IpAddr> = budgets.iter().map(|(source, _)| *source).filter(is_inside).collect();
         for source in &sources {
-            attached.maps.remove_budget(*source)?;
-            budgets.remove(source);
+            budgets.remove(&mut attached.maps, *source)?;
         }
         Ok(!sources.is_empty())
     }
@@ -234,8 +235,8 @@ impl KernelDataplane {
             return Err(DataplaneError::BudgetsOff);
         }
         let source = config.src_prefixes.cut(source);
-        if !budgets.contains_key(&source) {
-            let same_family = budgets.keys().filter(|known| known.is_ipv4() == source.is_ipv4()).count();
+        if budgets.get(&source).is_none() {
+            let same_family = budgets.count(source.is_ipv4());
             if same_family >= MAX_BUDGETS as usize {
                 let count = same_family + 1;
                 return Err(DataplaneError::TooMany { what: "budgets", count, capacity: MAX_BUDGETS });
@@ -253,7 +254,7 @@ impl KernelDataplane {
                 taken.map_or(NO_RULE, |taken| taken.slot)
             }
         };
-        let now = ktime();
+        let now = self.tuning.now();
         let budget = budget(acl::deadline(now, lasts), slot);
         // One that goes on is no news for being pushed again.
         let goes_on = |held: &&Budget| !held.expired(now) && held.is_block() == budget.is_block();
@@ -261,9 +262,7 @@ impl KernelDataplane {
             Some(_) => attached.maps.budget_reported(source)?,
             None => 0,
         };
-        attached.maps.insert_budget(source, BudgetEntry { budget, reported })?;
-        budgets.insert(source, budget);
-        Ok(())
+        budgets.insert(&mut attached.maps, source, BudgetEntry { budget, reported })
     }
 }
 
@@ -350,15 +349,12 @@ impl Dataplane for KernelDataplane {
     }
 
     fn remove_budget(&self, source: IpAddr) -> Result<bool, DataplaneError> {
-        let mut state = self.state.write();
-        let source = state.config.src_prefixes.cut(source);
-        let was_there = state.attached.maps.remove_budget(source)?;
-        state.budgets.remove(&source);
-        Ok(was_there)
+        let State { config, attached, budgets, .. } = &mut *self.state.write();
+        budgets.remove(&mut attached.maps, config.src_prefixes.cut(source))
     }
 
     fn budgets(&self) -> Vec<BudgetListing> {
-        let now = ktime();
+        let now = self.tuning.now();
         let state = self.state.read();
         let holding = state.budgets.iter().filter(|(_, budget)| !budget.expired(now));
         let listed = holding.map(|(source, budget)| {
@@ -375,38 +371,36 @@ impl Dataplane for KernelDataplane {
     }
 
     fn acl(&self) -> Vec<AclListing> {
-        self.state.read().acl.list(ktime())
+        self.state.read().acl.list(self.tuning.now())
     }
 
     fn is_allowed(&self, address: IpAddr) -> bool {
-        self.state.read().acl.allow_around(acl::host(address), ktime()).is_some()
+        self.state.read().acl.allow_around(acl::host(address), self.tuning.now()).is_some()
     }
 
     fn expire(&self) -> Result<usize, DataplaneError> {
-        let now = ktime();
+        let now = self.tuning.now();
         // Most of the time there is nothing to remove, and nobody has to wait.
         let (prefixes, sources) = {
             let state = self.state.read();
-            let expired = state.budgets.iter().filter(|(_, budget)| budget.expired(now));
-            (state.acl.expired(now), expired.map(|(source, _)| *source).collect::<Vec<_>>())
+            (state.acl.expired(now), state.budgets.expired(now))
         };
         let mut removed = 0;
         if prefixes.is_empty() && sources.is_empty() {
             return Ok(removed);
         }
-        let mut state = self.state.write();
+        let State { attached, acl, budgets, .. } = &mut *self.state.write();
         for (list, prefix) in prefixes {
             // It may have got a new deadline meanwhile.
-            if state.acl.is_expired(list, prefix, now) {
-                state.attached.maps.remove_acl(list, prefix)?;
-                state.acl.remove(list, prefix);
+            if acl.is_expired(list, prefix, now) {
+                attached.maps.remove_acl(list, prefix)?;
+                acl.remove(list, prefix);
                 removed += 1;
             }
         }
         for source in sources {
-            if state.budgets.get(&source).is_some_and(|budget| budget.expired(now)) {
-                state.attached.maps.remove_budget(source)?;
-                state.budgets.remove(&source);
+            if budgets.get(&source).is_some_and(|budget| budget.expired(now)) {
+                budgets.remove(&mut attached.maps, source)?;
                 removed += 1;
             }
         }
@@ -447,7 +441,7 @@ impl Dataplane for KernelDataplane {
             usage.push(MapUsage { map, entries, capacity: MAX_ACL_PREFIXES.into() });
         }
         for (is_ipv4, map) in [(true, "BUDGETS_V4"), (false, "BUDGETS_V6")] {
-            let entries = state.budgets.keys().filter(|source| source.is_ipv4() == is_ipv4).count() as u64;
+            let entries = state.budgets.count(is_ipv4) as u64;
             usage.push(MapUsage { map, entries, capacity: MAX_BUDGETS.into() });
         }
         for ((map, created), capacity) in

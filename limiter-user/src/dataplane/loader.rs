@@ -1,9 +1,7 @@
 //! Load, verify, fill, attach: in this order, which the types enforce. Each step takes what the step before returns.
 
 use std::{
-    collections::HashMap,
     hash::{BuildHasher as _, RandomState},
-    net::IpAddr,
     sync::Arc,
 };
 
@@ -15,7 +13,6 @@ use aya::{
 };
 use ipnet::IpNet;
 use limiter_common::{
-    budget::Budget,
     rule::{EnforcementMode, PacketRule},
     schema::{self, Lifetime, MAX_ACL_PREFIXES, MapSpec, PORT_WORDS, creation},
     stats::{NO_RULE, RULE_SLOTS},
@@ -26,6 +23,7 @@ use super::{
     AttachedInterface, DataplaneConfig, DataplaneError, List, MissingInterface, Protect, Transport, Tuning, XdpMode,
     acl::{self, Acl, Prefix},
     attach::{self, Interface, InterfaceState, Undo},
+    budgets::Budgets,
     compile::CompiledRules,
     diagnosis::{self, Lines},
     error::{errno, is_permission, map_error},
@@ -329,20 +327,21 @@ where
 
 impl Configured<'_> {
     /// What an earlier agent has pushed.
-    pub(super) fn budgets(&self) -> Result<HashMap<IpAddr, Budget>, DataplaneError> {
-        Ok(self.maps.read_budgets()?.into_iter().map(|(source, entry)| (source, entry.budget)).collect())
+    pub(super) fn budgets(&self) -> Result<Budgets, DataplaneError> {
+        let found = self.maps.read_budgets()?;
+        Ok(Budgets::new(found.into_iter().map(|(source, entry)| (source, entry.budget)).collect()))
     }
 
     /// Puts the program in force for the first time in this process.
-    pub(super) fn start(self) -> Result<Attached, DataplaneError> {
+    pub(super) fn start(self, budgets: &Budgets) -> Result<Attached, DataplaneError> {
         let config = self.plan.config;
-        self.attach(|program, pins| attach::start(program, &config.interfaces, config.mode, pins))
+        self.attach(budgets, |program, pins| attach::start(program, &config.interfaces, config.mode, pins))
     }
 
     /// Puts the program in force in the place of this process' own. An error changes nothing.
-    pub(super) fn replace(self, previous: &mut Attached) -> Result<Attached, DataplaneError> {
+    pub(super) fn replace(self, previous: &mut Attached, budgets: &Budgets) -> Result<Attached, DataplaneError> {
         let config = self.plan.config;
-        let mut next = self.attach(|program, pins| {
+        let mut next = self.attach(budgets, |program, pins| {
             attach::exchange_all(program, &previous.interfaces, &config.interfaces, config.mode, pins)
         })?;
         // Rules may have taken slots while the program was loaded.
@@ -352,11 +351,13 @@ impl Configured<'_> {
 
     fn attach(
         self,
+        budgets: &Budgets,
         put_in_force: impl FnOnce(&mut Xdp, &PinDir) -> Result<(Vec<Interface>, Undo), DataplaneError>,
     ) -> Result<Attached, DataplaneError> {
-        let Self { plan, mut pins, created, mut ebpf, maps, slots, mut migration, filters } = self;
+        let Self { plan, mut pins, created, mut ebpf, mut maps, slots, mut migration, filters } = self;
         // Filling the maps may have taken a while.
         migration.copy(&pins)?;
+        budgets.fill_filter(&mut maps)?;
         let config = plan.config;
         let xdp = program(&mut ebpf)?;
         let info = xdp.info().map_err(|error| DataplaneError::Load { source: Box::new(error) })?;

@@ -31,6 +31,7 @@ pub(super) struct Maps {
     allow_v6: LpmTrie<MapData, [u8; 16], AclEntry>,
     deny_v4: LpmTrie<MapData, [u8; 4], AclEntry>,
     deny_v6: LpmTrie<MapData, [u8; 16], AclEntry>,
+    budget_filter: Array<MapData, u64>,
     budgets_v4: HashMap<MapData, SrcKeyV4, BudgetEntry>,
     budgets_v6: HashMap<MapData, SrcKeyV6, BudgetEntry>,
     creation: Array<MapData, u64>,
@@ -58,6 +59,7 @@ impl Maps {
             allow_v6: take(ebpf, "ALLOW_V6")?,
             deny_v4: take(ebpf, "DENY_V4")?,
             deny_v6: take(ebpf, "DENY_V6")?,
+            budget_filter: take(ebpf, "BUDGET_FILTER")?,
             budgets_v4: take(ebpf, "BUDGETS_V4")?,
             budgets_v6: take(ebpf, "BUDGETS_V6")?,
             creation: take(ebpf, "CREATION")?,
@@ -93,6 +95,10 @@ impl Maps {
             (List::Deny, Prefix::V6(len, octets)) => ("DENY_V6", self.deny_v6.remove(&Key::new(len, octets))),
         };
         absent_is_fine(removed).map_err(map_error("write", map)).map(|_| ())
+    }
+
+    pub(super) fn write_budget_filter(&mut self, word: u32, bits: u64) -> Result<(), DataplaneError> {
+        self.budget_filter.set(word, bits, 0).map_err(map_error("write", "BUDGET_FILTER"))
     }
 
     /// `source` is cut to the configured prefix.
@@ -150,13 +156,13 @@ impl Maps {
         Ok(budgets)
     }
 
-    /// The sum over all CPUs.
     /// What became of the events of a class: the sum over all CPUs.
     pub(super) fn event_counts(&self, class: EventClass) -> Result<EventCounts, DataplaneError> {
         let meters = self.event_meters.get(&(class as u32), 0).map_err(map_error("read", "EVENT_METERS"))?;
         Ok(meters.iter().fold(EventCounts::default(), |sum, meter| sum.plus(meter.counts)))
     }
 
+    /// The sum over all CPUs.
     pub(super) fn counters(&self, slot: u32) -> Result<Counters, DataplaneError> {
         if let Some(index) = slot.checked_sub(PER_CPU_SLOTS) {
             // A program that does not use these has none.

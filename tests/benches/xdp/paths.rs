@@ -1,6 +1,6 @@
 //! The ways through the program, each with a policy that leads there.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use limiter_common::{
     budget::BudgetReason,
@@ -8,13 +8,15 @@ use limiter_common::{
     verdict::{DropReason, PassReason, Verdict},
 };
 use limiter_tests::{
-    fixture::{Limited, Loaded, World},
+    fixture::{Limited, Loaded, World, burst_of},
     packet::{self, Packet},
 };
 use limiter_user::dataplane::Dataplane as _;
 
 const V4: &str = "192.0.2.7";
 const V6: &str = "2001:db8:1:2::7";
+const NEIGHBOUR_V4: &str = "192.0.2.8";
+const NEIGHBOUR_V6: &str = "2001:db8:1:3::7";
 
 pub(crate) struct Path {
     pub(crate) name: &'static str,
@@ -35,10 +37,15 @@ impl Path {
         self
     }
 
-    fn push_budget(self) -> Self {
-        let source = V4.parse().expect("an address");
-        let hour = Duration::from_secs(3600);
-        let pushed = self.loaded.dataplane.push_budget(source, hour, BudgetReason::KeepsSending, "four");
+    fn block(self, source: &str) -> Self {
+        let pushed = self.loaded.dataplane.push_budget(address(source), HOUR, BudgetReason::KeepsSending, "four");
+        pushed.expect("push a budget");
+        self
+    }
+
+    fn replace_limit(self, source: &str) -> Self {
+        let (source, limit) = (address(source), burst_of(1 << 40));
+        let pushed = self.loaded.dataplane.replace_budget(source, limit, HOUR, BudgetReason::AddressOverLimit, "four");
         pushed.expect("push a budget");
         self
     }
@@ -54,6 +61,12 @@ impl Path {
         let (verdict, _) = self.loaded.judge(&self.frame);
         assert_eq!(verdict, self.expect, "{}", self.name);
     }
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn address(source: &str) -> IpAddr {
+    source.parse().expect("an address")
 }
 
 /// What no run of the benchmark uses up.
@@ -72,7 +85,7 @@ fn with_budgets(mut world: World) -> World {
     world
 }
 
-/// Budgets, allow and deny prefixes, rules by prefix, every limit.
+/// Budgets (of other sources), allow and deny prefixes, rules by prefix, every limit.
 fn everything() -> World {
     let world = with_budgets(defaults(Enforce, &HUGE)).rule("narrow", "192.0.2.0/24", Enforce, &HUGE).rule(
         "narrow6",
@@ -109,8 +122,10 @@ pub(crate) fn paths() -> Vec<Path> {
         ),
         Path::new("bucket, one default rule, IPv4", defaults(Enforce, packets), syn4(), CONFORMING).goal(1.5),
         Path::new("bucket, one default rule, IPv6", defaults(Enforce, packets), syn6(), CONFORMING).goal(1.8),
-        Path::new("the same with budgets on, IPv4", with_budgets(defaults(Enforce, packets)), syn4(), CONFORMING),
-        Path::new("the same with budgets on, IPv6", with_budgets(defaults(Enforce, packets)), syn6(), CONFORMING),
+        Path::new("the same with budgets on, IPv4", with_budgets(defaults(Enforce, packets)), syn4(), CONFORMING)
+            .block(NEIGHBOUR_V4),
+        Path::new("the same with budgets on, IPv6", with_budgets(defaults(Enforce, packets)), syn6(), CONFORMING)
+            .block(NEIGHBOUR_V6),
         Path::new("over the limit, IPv4", defaults(Enforce, &one), syn4(), Verdict::Drop(OVER)),
         Path::new("over the limit, IPv6", defaults(Enforce, &one), syn6(), Verdict::Drop(OVER)),
         Path::new("over the limit in shadow, IPv4", defaults(Shadow, &one), syn4(), Verdict::ShadowDrop(OVER)),
@@ -120,8 +135,22 @@ pub(crate) fn paths() -> Vec<Path> {
             syn4(),
             Verdict::Drop(DropReason::Blocked),
         )
-        .push_budget(),
-        Path::new("everything switched on, IPv4", everything(), syn4(), CONFORMING).goal(3.0),
-        Path::new("everything switched on, IPv6", everything(), syn6(), CONFORMING).goal(3.0),
+        .block(V4),
+        Path::new(
+            "a budget with a limit of its own, IPv4",
+            with_budgets(defaults(Enforce, packets)),
+            syn4(),
+            CONFORMING,
+        )
+        .replace_limit(V4),
+        Path::new(
+            "a budget with a limit of its own, IPv6",
+            with_budgets(defaults(Enforce, packets)),
+            syn6(),
+            CONFORMING,
+        )
+        .replace_limit(V6),
+        Path::new("everything switched on, IPv4", everything(), syn4(), CONFORMING).block(NEIGHBOUR_V4).goal(3.0),
+        Path::new("everything switched on, IPv6", everything(), syn6(), CONFORMING).block(NEIGHBOUR_V6).goal(3.0),
     ]
 }
