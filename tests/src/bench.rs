@@ -122,8 +122,8 @@ impl<'a> Case<'a> {
         best.iter().map(Duration::as_secs_f64).sum::<f64>() * 1e9 / best.len() as f64
     }
 
-    pub fn row(&self) -> Row {
-        Row::new(&self.name, "ns/packet", self.nanoseconds())
+    pub fn row(&self, unit: &'static str) -> Row {
+        Row::new(&self.name, unit, self.nanoseconds())
     }
 }
 
