@@ -11,6 +11,6 @@ pub use self::{
     api_key::KeySecret,
     client_address::{AddressHeader, Arrival, ClientAddress, client_address},
     jwt::{Jwt, JwtWatch, Verified},
-    key_file::{KeyLookup, KeyStore},
+    key_file::{KeyLookup, KeyOwner, KeyStore},
     watch::KeyWatch,
 };

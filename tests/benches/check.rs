@@ -72,7 +72,7 @@ fn main() {
     let clients = Clients::new();
     let counters = Counters::new(&clients);
     let checks = [1, 5, 20].map(|rules| Checks::new(&clients, rules));
-    let paths = [10, 10_000].map(Paths::new);
+    let paths = [(10, 10), (10_000, 10), (10_000, 10_000)].map(|(groups, asked)| Paths::new(groups, asked));
 
     let mut table = Table::default();
     let governor = table.add(counters.governor(1), Beside::Nothing, None);
@@ -93,6 +93,8 @@ fn main() {
     }
     let few = table.add(paths[0].case(), Beside::Nothing, None);
     table.add(paths[1].case(), Beside::Case(few), Some(FLAT));
+    // Beside the work, what it costs that nothing of it is in the cache.
+    table.add(paths[2].case(), Beside::Case(few), None);
 
     measure(&mut table.cases, rounds(50));
     let mut rows = table.rows();

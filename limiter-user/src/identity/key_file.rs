@@ -12,6 +12,7 @@ use std::{
     sync::Arc,
 };
 
+use foldhash::fast::RandomState;
 use limiter_common::time::UnixMicros;
 
 use self::change::{Locked, of_io};
@@ -20,7 +21,7 @@ use super::api_key::{KeySecret, MAX_KEY_LEN, generate_key, id_from_hex, id_to_he
 use crate::{
     config::{ConfigError, ConfigErrors, Context, Environment, Origin, Secret, Table, Value, identifier, raw_table},
     policy::Policy,
-    store::ApiKeyId,
+    store::{ApiKeyId, Name},
 };
 
 raw_table!(RawKeys { keys });
@@ -53,21 +54,38 @@ impl KeyEntry {
     }
 }
 
+type Entries = HashMap<ApiKeyId, KeyEntry>;
+
 /// All keys of a file. Load it again when the file has changed.
 #[derive(Clone, Debug, Default)]
 pub struct KeyStore {
     secret: Option<KeySecret>,
-    entries: HashMap<ApiKeyId, KeyEntry>,
+    entries: Entries,
+    /// The same for requests: little, and close together. Ids are hashes with a secret already, so that this hash need not
+    /// withstand an adversary.
+    owners: HashMap<ApiKeyId, Owned, RandomState>,
+}
+
+#[derive(Clone, Debug)]
+struct Owned {
+    owner: Arc<KeyOwner>,
+    disabled: bool,
+    expires: Option<UnixMicros>,
+}
+
+/// Whose a key is.
+#[derive(Debug, PartialEq, Eq)]
+pub struct KeyOwner {
+    pub id: ApiKeyId,
+    /// Hashed once, and not for each request.
+    pub client: Name,
+    pub plan: Option<Arc<str>>,
 }
 
 /// Whose key it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyLookup {
-    Known {
-        id: ApiKeyId,
-        client: Arc<str>,
-        plan: Option<Arc<str>>,
-    },
+    Known(Arc<KeyOwner>),
     /// Or its time is over.
     Disabled(ApiKeyId),
     Unknown,
@@ -78,11 +96,11 @@ impl KeyStore {
     pub fn load(key_file: &Path, secret_file: &Path) -> Result<Self, ConfigErrors> {
         let entries = match fs::read_to_string(key_file) {
             Ok(text) => parse(key_file, &text),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(HashMap::new()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Entries::default()),
             Err(error) => Err(ConfigErrors::of_io("read the API keys", key_file, "identity.key_file", &error)),
         };
         match (entries, KeySecret::load(secret_file)) {
-            (Ok(entries), Ok(secret)) if secret.is_some() || entries.is_empty() => Ok(Self { secret, entries }),
+            (Ok(entries), Ok(secret)) if secret.is_some() || entries.is_empty() => Ok(Self::new(secret, entries)),
             (Ok(_), Ok(_)) => {
                 let message = format!("is missing, and {} has keys that were hashed with it", key_file.display());
                 Err(ConfigErrors::of_file(secret_file, "identity.key_secret_file", message, false))
@@ -96,16 +114,25 @@ impl KeyStore {
         }
     }
 
+    fn new(secret: Option<KeySecret>, entries: Entries) -> Self {
+        let owned = |entry: &KeyEntry| {
+            let KeyEntry { id, client, plan, disabled, expires, .. } = entry;
+            let owner = KeyOwner { id: *id, client: Arc::clone(client).into(), plan: plan.clone() };
+            (*id, Owned { owner: Arc::new(owner), disabled: *disabled, expires: *expires })
+        };
+        Self { secret, owners: entries.values().map(owned).collect(), entries }
+    }
+
     /// Hashes the key once.
     pub fn lookup(&self, presented: &str, now: UnixMicros) -> KeyLookup {
         let Some(secret) = self.secret.as_ref().filter(|_| presented.len() <= MAX_KEY_LEN) else {
             return KeyLookup::Unknown;
         };
-        match self.entries.get(&secret.id_of(presented)) {
-            Some(entry) if entry.has_ended(now) => KeyLookup::Disabled(entry.id),
-            Some(KeyEntry { id, client, plan, .. }) => {
-                KeyLookup::Known { id: *id, client: client.clone(), plan: plan.clone() }
+        match self.owners.get(&secret.id_of(presented)) {
+            Some(Owned { owner, disabled: false, expires }) if expires.is_none_or(|expires| now < expires) => {
+                KeyLookup::Known(Arc::clone(owner))
             }
+            Some(Owned { owner, .. }) => KeyLookup::Disabled(owner.id),
             None => KeyLookup::Unknown,
         }
     }
@@ -158,11 +185,11 @@ pub fn client_id(text: &str) -> Result<Arc<str>, String> {
     Ok(text.into())
 }
 
-fn parse(path: &Path, text: &str) -> Result<HashMap<ApiKeyId, KeyEntry>, ConfigErrors> {
+fn parse(path: &Path, text: &str) -> Result<Entries, ConfigErrors> {
     let context = Context::new(path, text, Environment::default());
     let document = context.parse(text)?;
     let raw = RawKeys::read(Table::root(&context, &document));
-    let mut entries = HashMap::new();
+    let mut entries = Entries::default();
     for table in raw.keys.as_ref().and_then(Value::tables).unwrap_or_default() {
         let raw = RawKey::read(table);
         if let Some(created) = &raw.created
@@ -323,6 +350,10 @@ mod tests {
         folder: tempfile::TempDir,
     }
 
+    fn known(key: &NewKey, client: &str, plan: Option<&str>) -> KeyLookup {
+        KeyLookup::Known(Arc::new(KeyOwner { id: key.id, client: client.into(), plan: plan.map(Into::into) }))
+    }
+
     impl Files {
         fn new() -> Self {
             Self { folder: tempfile::tempdir().unwrap() }
@@ -357,11 +388,11 @@ mod tests {
         let store = files.load().unwrap();
         assert_eq!(
             store.lookup(first.key.expose(), NOW),
-            KeyLookup::Known { id: first.id, client: "c_1".into(), plan: Some("free".into()) }
+            known(&first, "c_1", Some("free"))
         );
         assert_eq!(
             store.lookup(second.key.expose(), NOW),
-            KeyLookup::Known { id: second.id, client: "c_2".into(), plan: None }
+            known(&second, "c_2", None)
         );
         for unknown in ["", "lk_", "unknown", &"x".repeat(1 << 20)] {
             assert_eq!(store.lookup(unknown, NOW), KeyLookup::Unknown);
@@ -397,7 +428,7 @@ mod tests {
         let (new, end) = rotate(&files.keys(), &files.secret(), first.id, hour, NOW).unwrap();
         assert_eq!(end.get(), NOW.get() + 3_600_000_000);
         let lookup = |key: &NewKey, now: UnixMicros| files.load().unwrap().lookup(key.key.expose(), now);
-        let known = |key: &NewKey| KeyLookup::Known { id: key.id, client: "c_1".into(), plan: Some("free".into()) };
+        let known = |key: &NewKey| known(key, "c_1", Some("free"));
         let before_end = UnixMicros::new(end.get() - 1);
         assert_eq!((lookup(&first, before_end), lookup(&new, before_end)), (known(&first), known(&new)));
         assert_eq!((lookup(&first, end), lookup(&new, end)), (KeyLookup::Disabled(first.id), known(&new)));
@@ -408,7 +439,7 @@ mod tests {
         assert!(disable(&files.keys(), first.id).unwrap());
         assert!(!disable(&files.keys(), first.id).unwrap(), "it was before");
         assert_eq!(lookup(&first, NOW), KeyLookup::Disabled(first.id));
-        assert!(matches!(lookup(&second, NOW), KeyLookup::Known { .. }));
+        assert!(matches!(lookup(&second, NOW), KeyLookup::Known(_)));
         let error = rotate(&files.keys(), &files.secret(), first.id, hour, NOW).unwrap_err().to_string();
         assert!(error.contains("has ended"), "{error}");
         let error = disable(&files.keys(), ApiKeyId([0; 16])).unwrap_err().to_string();
@@ -468,7 +499,7 @@ mod tests {
         assert_eq!(store.len(), 40);
         for key in keys {
             assert!(
-                matches!(store.lookup(key.key.expose(), NOW), KeyLookup::Known { client, .. } if client == key.client)
+                matches!(store.lookup(key.key.expose(), NOW), KeyLookup::Known(owner) if *owner.client == *key.client)
             );
         }
     }

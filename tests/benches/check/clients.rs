@@ -1,14 +1,18 @@
 //! Who asks: the same clients in the same order for everybody.
 
-use std::{cell::Cell, sync::Arc};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use limiter_tests::random::Random;
+use limiter_user::store::Name;
 
 pub(crate) const CLIENTS: u32 = 100_000;
 
 pub(crate) struct Clients {
-    /// Twelve characters each.
-    pub(crate) ids: Vec<Arc<str>>,
+    /// Twelve characters each, hashed when they became known.
+    pub(crate) ids: Vec<Name>,
     /// Every client once, in an order that no cache can foresee.
     order: Vec<u32>,
 }
@@ -24,22 +28,26 @@ impl Clients {
         Self { ids, order }
     }
 
-    /// Goes through the order again and again, so many clients at a time.
-    pub(crate) fn turns(&self) -> Turns<'_> {
-        Turns { order: &self.order, at: Cell::new(0) }
+    /// Whose turn it is.
+    pub(crate) fn at(&self, turn: usize) -> usize {
+        self.order[turn] as usize
+    }
+
+    /// Goes through the order again and again, so many turns at a time.
+    pub(crate) fn turns(&self) -> Turns {
+        Turns { of: self.order.len(), at: AtomicUsize::new(0) }
     }
 }
 
-pub(crate) struct Turns<'a> {
-    order: &'a [u32],
-    at: Cell<usize>,
+pub(crate) struct Turns {
+    of: usize,
+    at: AtomicUsize,
 }
 
-impl<'a> Turns<'a> {
+impl Turns {
     /// `count` must divide the number of clients.
-    pub(crate) fn next(&self, count: u32) -> &'a [u32] {
-        let (from, to) = (self.at.get(), self.at.get() + count as usize);
-        self.at.set(to % self.order.len());
-        &self.order[from..to]
+    pub(crate) fn next(&self, count: u32) -> Range<usize> {
+        let from = self.at.fetch_add(count as usize, Ordering::Relaxed) % self.of;
+        from..from + count as usize
     }
 }

@@ -7,7 +7,7 @@ use limiter_common::{bucket::Bucket, sliding_window::Outcome};
 use limiter_tests::bench::Case;
 use limiter_user::{
     clock::{Clock, SharedClock},
-    store::{Algorithm, Cell, Charge, CounterKey, Identity, memory::MemoryStore},
+    store::{Algorithm, CellRef, Charge, IdentityRef, Name, memory::MemoryStore},
 };
 
 use crate::{
@@ -25,11 +25,13 @@ pub(crate) const ALGORITHMS: [&str; 2] = ["sliding_window", "token_bucket"];
 
 pub(crate) struct Counters<'a> {
     clients: &'a Clients,
+    /// By the very texts of the clients' names.
     governor: DefaultKeyedRateLimiter<Arc<str>>,
+    keys: Vec<Arc<str>>,
     clock: SharedClock,
     /// By algorithm.
     stores: [MemoryStore; 2],
-    rule: Arc<str>,
+    rule: Name,
 }
 
 fn algorithm(name: &str) -> Algorithm {
@@ -49,6 +51,7 @@ impl<'a> Counters<'a> {
         let counters = Self {
             clients,
             governor: RateLimiter::keyed(quota),
+            keys: clients.ids.iter().map(|id| Arc::clone(id.as_arc())).collect(),
             clock: SharedClock::new(),
             stores: [store(), store()],
             rule: "requests".into(),
@@ -61,22 +64,22 @@ impl<'a> Counters<'a> {
     }
 
     fn ask_governor(&self, client: usize) {
-        assert!(self.governor.check_key(&self.clients.ids[client]).is_ok());
+        assert!(self.governor.check_key(&self.keys[client]).is_ok());
     }
 
     /// Reads the clock, as governor does.
     fn decide(&self, name: &str, algorithm: &Algorithm, client: usize) {
-        let key = CounterKey { identity: Identity::User(self.clients.ids[client].clone()), rule: self.rule.clone() };
-        let cells = [Cell { key, algorithm: *algorithm, cost: 1, enforced: true }];
+        let identity = IdentityRef::User(&self.clients.ids[client]);
+        let cell = CellRef { identity, rule: &self.rule, algorithm: *algorithm, cost: 1, enforced: true };
         let store = &self.stores[usize::from(name == ALGORITHMS[1])];
-        let outcomes = store.decide(self.clock.now(), Charge::Commit, &cells);
-        assert_eq!(outcomes[0].outcome, Outcome::Allowed);
+        let outcome = store.decide_one(self.clock.now(), Charge::Commit, &cell);
+        assert_eq!(outcome.outcome, Outcome::Allowed);
     }
 
     pub(crate) fn governor(&self, threads: usize) -> Case<'_> {
         let turns = self.clients.turns();
         Case::new(format!("governor, {}", count(threads)), REPEAT, move |repeat| {
-            threads::over(threads, turns.next(repeat), || (), |(), client| self.ask_governor(client))
+            threads::over(threads, turns.next(repeat), || (), |(), turn| self.ask_governor(self.clients.at(turn)))
         })
     }
 
@@ -84,7 +87,9 @@ impl<'a> Counters<'a> {
         let turns = self.clients.turns();
         let algorithm = algorithm(name);
         Case::new(format!("counter step, {name}, {}", count(threads)), REPEAT, move |repeat| {
-            threads::over(threads, turns.next(repeat), || (), |(), client| self.decide(name, &algorithm, client))
+            threads::over(threads, turns.next(repeat), || (), |(), turn| {
+                self.decide(name, &algorithm, self.clients.at(turn));
+            })
         })
     }
 }

@@ -1,56 +1,51 @@
 //! The whole check, from headers to the decision, as the agent puts it together.
 
-use std::{fmt::Write as _, fs, net::Ipv4Addr, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc};
+use std::{fmt::Write as _, net::Ipv4Addr, sync::Arc};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use limiter_tests::bench::Case;
+use limiter_tests::{bench::Case, in_process};
 use limiter_user::{
-    active::Active,
-    api::{callers::Callers, gate::Gate, serve::Peer},
+    api::{gate::Gate, serve::Peer},
     clock::{Clock, SharedClock},
-    config::{Config, Environment},
-    host::HostAddresses,
-    identity::{KeySecret, KeyStore, api_key::id_to_hex},
-    limiter::{Kind, Limiter, Request},
-    metrics::Metrics,
-    policy::Policy,
-    pressure::Pressure,
-    push::Pusher,
+    limiter::{Kind, Request},
     store::{Charge, memory::MemoryStore},
-    top::Top,
 };
 
 use crate::{
-    clients::{CLIENTS, Clients},
+    clients::{CLIENTS, Clients, Turns},
     counters::count,
     threads,
 };
 
 const REPEAT: u32 = CLIENTS / 5;
-const SECRET: [u8; 32] = [7; 32];
 const PATH: &str = "/api/v1/service7/items/4711?page=2";
 const ENDPOINTS: usize = 100;
+const KEY_LEN: usize = 46;
 
-/// As many rules as that apply to every request.
-pub(crate) struct Checks<'a> {
-    clients: &'a Clients,
+/// Gates of a policy with so many rules, all of which apply to every request.
+pub(crate) struct Checks {
     rules: usize,
-    /// API keys as clients send them.
+    /// API keys as clients send them, in the order of turns.
     keys: Vec<HeaderValue>,
     roomy: Gate,
     /// Lets nothing pass but what has passed already.
     spent: Gate,
+    turns: Turns,
 }
 
-impl<'a> Checks<'a> {
-    pub(crate) fn new(clients: &'a Clients, rules: usize) -> Self {
+impl Checks {
+    pub(crate) fn new(clients: &Clients, rules: usize) -> Self {
         let keys: Vec<String> = (0..CLIENTS).map(|client| format!("lk_{client:043}")).collect();
         let (roomy, spent) = (gate(clients, &keys, rules, 1_000_000), gate(clients, &keys, rules, 1));
-        let keys = keys.iter().map(|key| HeaderValue::from_str(key).expect("a header")).collect();
-        let checks = Self { clients, rules, keys, roomy, spent };
-        for client in 0..CLIENTS as usize {
-            checks.ask(&checks.roomy, &mut headers(), client, Kind::Allowed);
-            checks.ask(&checks.spent, &mut headers(), client, Kind::Allowed);
+        // One after the other in memory, for they come out of a socket and are in the cache.
+        let in_order = (0..CLIENTS as usize).map(|turn| keys[clients.at(turn)].clone()).collect::<Vec<_>>().join("");
+        let in_order: &'static str = in_order.leak();
+        let key = |turn: usize| HeaderValue::from_static(&in_order[turn * KEY_LEN..][..KEY_LEN]);
+        let keys = (0..CLIENTS as usize).map(key).collect();
+        let checks = Self { rules, keys, roomy, spent, turns: clients.turns() };
+        for turn in 0..CLIENTS as usize {
+            checks.ask(&checks.roomy, &mut headers(), turn, Kind::Allowed);
+            checks.ask(&checks.spent, &mut headers(), turn, Kind::Allowed);
         }
         checks
     }
@@ -68,16 +63,15 @@ impl<'a> Checks<'a> {
     }
 
     fn case<'c>(&'c self, name: &str, gate: &'c Gate, kind: Kind, threads: usize) -> Case<'c> {
-        let turns = self.clients.turns();
         let name = format!("whole check, {} rules, {name}, {}", self.rules, count(threads));
         Case::new(name, REPEAT, move |repeat| {
-            let ask = |headers: &mut HeaderMap, client| self.ask(gate, headers, client, kind);
-            threads::over(threads, turns.next(repeat), headers, ask)
+            let (turns, ask) = (self.turns.next(repeat), |headers: &mut HeaderMap, turn| self.ask(gate, headers, turn, kind));
+            threads::over(threads, turns, headers, ask)
         })
     }
 
-    fn ask(&self, gate: &Gate, headers: &mut HeaderMap, client: usize, kind: Kind) {
-        headers.get_mut("x-api-key").expect("it is there").clone_from(&self.keys[client]);
+    fn ask(&self, gate: &Gate, headers: &mut HeaderMap, turn: usize, kind: Kind) {
+        headers.get_mut("x-api-key").expect("it is there").clone_from(&self.keys[turn]);
         let subject = gate.subject_of_headers(headers, std::iter::empty(), Peer(Some(Ipv4Addr::LOCALHOST.into())));
         let decision = gate.decide(&Request {
             subject: &subject,
@@ -108,7 +102,7 @@ fn headers() -> HeaderMap {
 }
 
 /// Rules of users and of keys in turns, of which every second is about one endpoint group out of many.
-fn policy(rules: usize, limit: u32) -> Policy {
+fn policy(rules: usize, limit: u32) -> String {
     let mut text = String::new();
     for group in 0..ENDPOINTS {
         writeln!(text, "[[endpoints]]\nname = \"g{group}\"\nmatch = [\"/api/v1/service{group}/items/*\"]").expect("text");
@@ -119,36 +113,12 @@ fn policy(rules: usize, limit: u32) -> Policy {
         write!(text, "[[rules]]\nid = \"rule{rule}\"\nscope = \"{scope}\"\n{endpoint}").expect("text");
         writeln!(text, "limit = {limit}\nwindow = \"1d\"").expect("text");
     }
-    Policy::parse(Path::new("/policy.toml"), &text).expect("a policy")
-}
-
-fn key_store(clients: &Clients, keys: &[String]) -> KeyStore {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (key_file, secret_file) = (folder.path().join("keys.toml"), folder.path().join("key_secret"));
-    let secret = KeySecret::new(&SECRET);
-    let mut text = String::new();
-    for (client, key) in clients.ids.iter().zip(keys) {
-        writeln!(text, "[[keys]]\nid = \"{}\"\nclient = \"{client}\"", id_to_hex(secret.id_of(key))).expect("text");
-    }
-    fs::write(&key_file, text).expect("write the keys");
-    fs::write(&secret_file, "07".repeat(SECRET.len())).expect("write the secret");
-    fs::set_permissions(&secret_file, fs::Permissions::from_mode(0o600)).expect("make the secret one");
-    KeyStore::load(&key_file, &secret_file).expect("the keys are right")
+    text
 }
 
 fn gate(clients: &Clients, keys: &[String], rules: usize, limit: u32) -> Gate {
-    let text = "[node]\nid = \"bench\"\n[xdp]\ninterfaces = []\n";
-    let config = Config::parse(Path::new("/limiter.toml"), text, Environment::default()).expect("a configuration");
     let clock: Arc<dyn Clock> = Arc::new(SharedClock::new());
     let counters = Arc::new(MemoryStore::new(Arc::clone(&clock), 4_000_000));
-    let metrics = Arc::new(Metrics::new());
-    let pressure = Arc::new(Pressure::new(config.api.pressure));
-    let active = Active::derive(policy(rules, limit), &[], &metrics, &pressure, clock.now()).share();
-    let prefixes = config.identity.prefixes;
-    let limiter = Limiter::new(active, counters, Arc::clone(&clock), prefixes);
-    let callers = Callers::new(&config.identity, key_store(clients, keys), true, None, clock).expect("callers");
-    let host = Arc::new(HostAddresses::read().expect("the addresses of this host"));
-    let pusher = Pusher::disabled(Arc::clone(&metrics));
-    let gate = Gate::new(limiter, callers, Vec::new(), host, pusher, metrics);
-    gate.reporting_to(pressure).observed_by(Arc::new(Top::new(prefixes)))
+    let pairs = keys.iter().map(String::as_str).zip(clients.ids.iter().map(|id| &**id));
+    in_process::gate("", &policy(rules, limit), in_process::key_store(pairs), clock, counters)
 }

@@ -16,12 +16,14 @@ pub(crate) struct Paths {
     endpoints: Endpoints,
     groups: u32,
     paths: Vec<String>,
-    /// Of paths.
+    /// Of paths, and the number of those that are asked for.
     order: Vec<u32>,
+    asked: u32,
 }
 
 impl Paths {
-    pub(crate) fn new(groups: u32) -> Self {
+    /// Requests are for `asked` of the groups.
+    pub(crate) fn new(groups: u32, asked: u32) -> Self {
         let pattern = |text: String| Pattern::parse(&text).expect("a pattern");
         let named = (0..groups).map(|group| {
             let patterns = vec![
@@ -32,14 +34,16 @@ impl Paths {
         });
         let endpoints = Endpoints::new(named.collect()).expect("the patterns fit");
         let mut random = Random::new(2);
-        let order = (0..REPEAT).map(|_| random.below(groups)).collect();
+        let order = (0..REPEAT).map(|_| random.below(asked)).collect();
         let paths = (0..groups).map(|group| format!("/api/v1/service{group}/items/4711?page=2"));
-        Self { endpoints, groups, paths: paths.collect(), order }
+        Self { endpoints, groups, paths: paths.collect(), order, asked }
     }
 
     pub(crate) fn case(&self) -> Case<'_> {
-        Case::new(format!("matching a path, {} endpoints", self.groups), REPEAT, move |_| {
-            threads::over(1, &self.order, || self.scratch(), |scratch, path| self.find(path, scratch))
+        let name = format!("matching a path, {} endpoints, requests to {}", self.groups, self.asked);
+        Case::new(name, REPEAT, move |_| {
+            let turns = 0..self.order.len();
+            threads::over(1, turns, || self.scratch(), |scratch, turn| self.find(self.order[turn] as usize, scratch))
         })
     }
 

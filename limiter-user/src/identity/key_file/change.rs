@@ -4,7 +4,6 @@
 //! that is read again before it is written, and has to be what was meant.
 
 use std::{
-    collections::HashMap,
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind},
     os::unix::fs::OpenOptionsExt,
@@ -14,7 +13,7 @@ use std::{
 
 use limiter_common::time::UnixMicros;
 
-use super::{KeyEntry, NewKey, append, date::rfc_3339, parse, replace, with_suffix};
+use super::{Entries, KeyEntry, NewKey, append, date::rfc_3339, parse, replace, with_suffix};
 use crate::{
     config::{ConfigErrors, Origin},
     identity::api_key::{KeySecret, generate_key, id_to_hex},
@@ -26,7 +25,7 @@ pub(super) struct Locked {
     /// Behind all symbolic links.
     pub(super) path: PathBuf,
     pub(super) text: String,
-    pub(super) entries: HashMap<ApiKeyId, KeyEntry>,
+    pub(super) entries: Entries,
     _lock: File,
 }
 
