@@ -289,8 +289,7 @@ mod tests {
     #[test]
     fn keys_are_ranked_by_requests_and_other_callers_left_out() {
         let top = Top::new(SrcPrefixes::default());
-        let owner = |id: u8| KeyOwner { id: ApiKeyId([id; 16]), client: "c".into(), plan: None };
-        let key = |id: u8| Caller::Key(owner(id).into());
+        let key = |id: u8| Caller::Key(KeyOwner::new(ApiKeyId([id; 16]), "c", None).into());
         for round in 0..10_000 {
             top.saw_request(&key(1), Kind::Allowed);
             if round % 4 == 0 {

@@ -1,4 +1,4 @@
-//! `cargo xtask bench check [-- --rounds N]`: nanoseconds that a decision takes in process, beside the keyed limiter of the
+//! `cargo xtask bench check [-- --rounds N] [--only PART]`: nanoseconds that a decision takes in process, beside the keyed limiter of the
 //! crate `governor`, which does one limit by the same 100,000 keys in the same order.
 //!
 //! The counter step alone, with identity and rule known, and the whole check: an API key from headers, the endpoint
@@ -15,7 +15,7 @@ mod matching;
 #[path = "check/threads.rs"]
 mod threads;
 
-use limiter_tests::bench::{Case, Goal, Row, measure, report, rounds};
+use limiter_tests::bench::{Case, Goal, Row, measure, only, report, rounds};
 
 use crate::{clients::Clients, counters::Counters, gate::Checks, matching::Paths};
 
@@ -96,7 +96,14 @@ fn main() {
     // Beside the work, what it costs that nothing of it is in the cache.
     table.add(paths[2].case(), Beside::Case(few), None);
 
-    measure(&mut table.cases, rounds(50));
+    if let Some(only) = only() {
+        // For a profiler: nothing is compared.
+        table.cases.retain(|case| case.name().contains(&only));
+        measure(&mut table.cases, rounds(300));
+        report("check", &table.cases.iter().map(|case| case.row("ns/check")).collect::<Vec<_>>());
+        return;
+    }
+    measure(&mut table.cases, rounds(300));
     let mut rows = table.rows();
     rows.extend(pairs.iter().map(|(one, two, goal)| threads::row(&table.cases[*one], &table.cases[*two], *goal)));
     report("check", &rows);

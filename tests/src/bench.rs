@@ -139,6 +139,14 @@ pub fn measure(cases: &mut [Case<'_>], rounds: u32) {
 
 /// How many rounds to measure: the argument after `--rounds`.
 pub fn rounds(default: u32) -> u32 {
-    let mut arguments = env::args().skip_while(|argument| argument != "--rounds").skip(1);
-    arguments.next().map_or(default, |rounds| rounds.parse().expect("--rounds is followed by a number"))
+    argument("--rounds").map_or(default, |rounds| rounds.parse().expect("--rounds is followed by a number"))
+}
+
+/// A part of the names of the only cases to be measured: the argument after `--only`.
+pub fn only() -> Option<String> {
+    argument("--only")
+}
+
+fn argument(name: &str) -> Option<String> {
+    env::args().skip_while(|argument| argument != name).nth(1)
 }

@@ -4,8 +4,10 @@ mod change;
 mod date;
 
 use std::{
-    collections::HashMap,
+    borrow::Borrow,
+    collections::{HashMap, HashSet},
     fs::{self, File, OpenOptions},
+    hash::{Hash, Hasher},
     io::{self, ErrorKind, Write as _},
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
@@ -61,26 +63,59 @@ type Entries = HashMap<ApiKeyId, KeyEntry>;
 pub struct KeyStore {
     secret: Option<KeySecret>,
     entries: Entries,
-    /// The same for requests: little, and close together. Ids are hashes with a secret already, so that this hash need not
-    /// withstand an adversary.
-    owners: HashMap<ApiKeyId, Owned, RandomState>,
-}
-
-#[derive(Clone, Debug)]
-struct Owned {
-    owner: Arc<KeyOwner>,
-    disabled: bool,
-    expires: Option<UnixMicros>,
+    /// The same for requests, whose way to what they need is short: so few bytes a key stay in the cache. Ids are hashes with
+    /// a secret already, so that this hash need not withstand an adversary.
+    owners: HashSet<ById, RandomState>,
 }
 
 /// Whose a key is.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct KeyOwner {
     pub id: ApiKeyId,
     /// Hashed once, and not for each request.
     pub client: Name,
     pub plan: Option<Arc<str>>,
+    /// When the key ends, which is no part of whose it is; the beginning of time for one that is disabled.
+    ends: Option<UnixMicros>,
 }
+
+impl KeyOwner {
+    pub fn new(id: ApiKeyId, client: impl Into<Name>, plan: Option<Arc<str>>) -> Self {
+        Self { id, client: client.into(), plan, ends: None }
+    }
+}
+
+impl PartialEq for KeyOwner {
+    fn eq(&self, other: &Self) -> bool {
+        (self.id, &self.client, &self.plan) == (other.id, &other.client, &other.plan)
+    }
+}
+
+impl Eq for KeyOwner {}
+
+/// Found by the id of the key.
+#[derive(Clone, Debug)]
+struct ById(Arc<KeyOwner>);
+
+impl Borrow<ApiKeyId> for ById {
+    fn borrow(&self) -> &ApiKeyId {
+        &self.0.id
+    }
+}
+
+impl Hash for ById {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.id.hash(state);
+    }
+}
+
+impl PartialEq for ById {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id == other.0.id
+    }
+}
+
+impl Eq for ById {}
 
 /// Whose key it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,12 +150,18 @@ impl KeyStore {
     }
 
     fn new(secret: Option<KeySecret>, entries: Entries) -> Self {
-        let owned = |entry: &KeyEntry| {
+        // One text for all keys of a plan, which so stays in the cache.
+        let mut plans: HashSet<Arc<str>> = HashSet::new();
+        let mut owner = |entry: &KeyEntry| {
             let KeyEntry { id, client, plan, disabled, expires, .. } = entry;
-            let owner = KeyOwner { id: *id, client: Arc::clone(client).into(), plan: plan.clone() };
-            (*id, Owned { owner: Arc::new(owner), disabled: *disabled, expires: *expires })
+            let plan = plan.as_ref().map(|plan| {
+                plans.insert(Arc::clone(plan));
+                plans.get(plan).map_or_else(|| Arc::clone(plan), Arc::clone)
+            });
+            let ends = if *disabled { Some(UnixMicros::new(0)) } else { *expires };
+            ById(Arc::new(KeyOwner { ends, ..KeyOwner::new(*id, Arc::clone(client), plan) }))
         };
-        Self { secret, owners: entries.values().map(owned).collect(), entries }
+        Self { secret, owners: entries.values().map(&mut owner).collect(), entries }
     }
 
     /// Hashes the key once.
@@ -129,10 +170,8 @@ impl KeyStore {
             return KeyLookup::Unknown;
         };
         match self.owners.get(&secret.id_of(presented)) {
-            Some(Owned { owner, disabled: false, expires }) if expires.is_none_or(|expires| now < expires) => {
-                KeyLookup::Known(Arc::clone(owner))
-            }
-            Some(Owned { owner, .. }) => KeyLookup::Disabled(owner.id),
+            Some(ById(owner)) if owner.ends.is_none_or(|ends| now < ends) => KeyLookup::Known(Arc::clone(owner)),
+            Some(ById(owner)) => KeyLookup::Disabled(owner.id),
             None => KeyLookup::Unknown,
         }
     }
@@ -351,7 +390,7 @@ mod tests {
     }
 
     fn known(key: &NewKey, client: &str, plan: Option<&str>) -> KeyLookup {
-        KeyLookup::Known(Arc::new(KeyOwner { id: key.id, client: client.into(), plan: plan.map(Into::into) }))
+        KeyLookup::Known(Arc::new(KeyOwner::new(key.id, client, plan.map(Into::into))))
     }
 
     impl Files {

@@ -10,7 +10,7 @@ use limiter_user::policy::{
 
 use crate::threads;
 
-const REPEAT: u32 = 10_000;
+const REPEAT: u32 = 5_000;
 
 pub(crate) struct Paths {
     endpoints: Endpoints,
