@@ -151,7 +151,7 @@ impl Agent {
             environment,
             watch: policy_watch,
             trusted_proxies: identity.trusted_proxies,
-            active,
+            active: Arc::clone(&active),
             gate: Arc::clone(&gate),
             pressure: Arc::clone(&pressure),
             dataplane: dataplane.clone(),
@@ -163,6 +163,7 @@ impl Agent {
         let admin_state = Arc::new(Admin {
             metrics,
             status,
+            active,
             dataplane: dataplane.clone(),
             top: Arc::clone(&top),
             counters: Arc::clone(&counters),

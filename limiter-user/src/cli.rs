@@ -236,8 +236,8 @@ pub struct PolicyArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
-    /// Show what a file would change in the configured policy, and for how many clients that the running agent knows;
-    /// ends with 0 whether anything differs or not.
+    /// Show what a file would change in the policy in force, and for how many clients that the running agent knows;
+    /// without an agent, in the configured policy. Ends with 0 whether anything differs or not.
     Diff(PolicyDiffArgs),
 }
 
@@ -245,9 +245,10 @@ pub enum PolicyCommand {
 pub struct PolicyDiffArgs {
     #[command(flatten)]
     pub config: ConfigArg,
-    /// The policy file that would be put in force.
+    /// The policy file that would be put in force. The configured one, unless given: why a reload was refused, and what
+    /// it would change.
     #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    pub file: Option<PathBuf>,
     /// Print JSON: {differs, compared_with, agent, changes}.
     #[arg(long)]
     pub json: bool,

@@ -49,6 +49,8 @@ pub struct Policy {
     pub packet_rules: Vec<PacketRuleSpec>,
     pub allow: Vec<IpNet>,
     pub deny: Vec<IpNet>,
+    /// The file, as it was read.
+    pub text: Box<str>,
 }
 
 impl Policy {
@@ -60,6 +62,11 @@ impl Policy {
     /// Like [`Self::load`], of a text that stands for the file at `path`.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigErrors> {
         compile::compile(path, text)
+    }
+
+    /// Whether the file says nothing at all, not even a comment.
+    pub fn is_blank(&self) -> bool {
+        self.text.trim().is_empty()
     }
 
     /// Index of a plan by its name.

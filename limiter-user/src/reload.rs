@@ -70,6 +70,11 @@ pub struct Asked {
 pub enum ReloadError {
     #[error(transparent)]
     Invalid(#[from] ConfigErrors),
+    /// Taken for a write that has not ended, or found no room: nobody means to lift every limit that way.
+    #[error(
+        "read the policy {file}: the file is empty, as one is that is being written, or whose disk is full: to lift every limit, leave a comment in it"
+    )]
+    Emptied { file: String },
     #[error(transparent)]
     Dataplane(#[from] DataplaneError),
 }
@@ -77,7 +82,7 @@ pub enum ReloadError {
 impl ReloadError {
     fn result(&self) -> ReloadResult {
         match self {
-            Self::Invalid(_) => ReloadResult::Invalid,
+            Self::Invalid(_) | Self::Emptied { .. } => ReloadResult::Invalid,
             Self::Dataplane(error) if error.kind() == ErrorKind::Configuration => ReloadResult::Invalid,
             Self::Dataplane(_) => ReloadResult::Failed,
         }
@@ -157,6 +162,9 @@ impl Reloader {
     }
 
     fn put_in_force(&self, policy: Policy, settings: Option<&LiveSettings>) -> Result<Arc<Active>, ReloadError> {
+        if policy.is_blank() && !self.active.load().policy.is_blank() {
+            return Err(ReloadError::Emptied { file: self.watch.path().display().to_string() });
+        }
         self.gate.check_policy(&self.config, &policy)?;
         match (&self.dataplane, settings) {
             (Some(dataplane), Some(settings)) => dataplane.reconfigure(settings, &policy)?,

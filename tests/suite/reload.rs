@@ -65,6 +65,15 @@ fn every_way_to_change_the_file_is_noticed_once() {
         assert_eq!(limit(&agent), 3);
         setup.write("policy.toml", &text);
     };
+    // As a disk that is full leaves it.
+    let empty = || {
+        setup.write("policy.toml", "");
+        let error =
+            until("an empty policy is refused", WAIT, || agent.status()["policy"]["error"].as_str().map(str::to_owned));
+        assert!(error.contains("the file is empty"), "{error}");
+        assert_eq!(limit(&agent), 8);
+        setup.write("policy.toml", "# nothing is limited\n");
+    };
     // As Kubernetes mounts a ConfigMap: a link to a file in a folder that is itself a link.
     let link = || {
         for (folder, limit) in [("v5", 5), ("v6", 6)] {
@@ -101,7 +110,12 @@ fn every_way_to_change_the_file_is_noticed_once() {
         assert_eq!(limit(&agent), number + 1, "{name}");
         assert_eq!(agent.status()["policy"]["error"], Value::Null, "{name}");
     }
-    assert_eq!((agent.reloads("ok"), agent.reloads("invalid"), agent.reloads("failed")), (6.0, 2.0, 0.0));
+    setup.replace("policy.toml", &rule("r", 8));
+    until("the last rule", WAIT, || (agent.reloads("ok") == 7.0).then_some(()));
+    empty();
+    until("no rule", WAIT, || (agent.reloads("ok") == 8.0).then_some(()));
+    assert_eq!(limit(&agent), Value::Null);
+    assert_eq!((agent.reloads("ok"), agent.reloads("invalid"), agent.reloads("failed")), (8.0, 3.0, 0.0));
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! What rules say of a request: which apply to whom, and which never do. Against the real binary; no root, no XDP.
 
-use limiter_tests::{agent::Setup, http};
+use std::time::Duration;
+
+use limiter_tests::{agent::Setup, eventually::until, http};
 use serde_json::{Value, json};
 
+/// How long a reload may take.
+const WAIT: Duration = Duration::from_secs(15);
 const KEYS: &str = "[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"keys.secret\"\n";
 
 /// The ids of all keys, as the operator sees them.
@@ -563,7 +567,16 @@ mod difference {
         assert_eq!(agent.decide(json!({ "user": "u0" }))["limit"], 10);
         setup.write("after.toml", BEFORE);
         let (code, text, _) = diff(&[]);
-        assert_eq!((code, text), (Some(0), format!("no difference from {}\n", setup.path("policy.toml").display())));
+        let in_force = format!("no difference from the policy in force of {}\n", setup.path("policy.toml").display());
+        assert_eq!((code, text), (Some(0), in_force));
+
+        // What the agent has refused is not what is in force.
+        setup.write("policy.toml", &BEFORE[..BEFORE.len() / 2]);
+        agent.hang_up();
+        until("it is refused", WAIT, || (agent.reloads("invalid") == 1.0).then_some(()));
+        setup.write("after.toml", &after);
+        let (code, text, _) = diff(&[]);
+        assert_eq!((code, text), (Some(0), changes("  (7 known clients)", "  (1 known client)")));
 
         // Mistakes of the file are said as at a start.
         setup.write("after.toml", "alow = []\n");

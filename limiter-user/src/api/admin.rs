@@ -14,16 +14,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::task::spawn_blocking;
 
-use crate::{dataplane::Dataplane, metrics::Metrics, status::StatusSource, store::memory::MemoryStore, top::Top};
+use crate::{
+    active::SharedActive, dataplane::Dataplane, metrics::Metrics, status::StatusSource, store::memory::MemoryStore,
+    top::Top,
+};
 
 /// How many counters each rule has in memory.
 pub const COUNTERS_ROUTE: &str = "/v1/counters";
+
+/// The policy in force, as its file was.
+pub const POLICY_ROUTE: &str = "/v1/policy";
 
 /// What the admin API acts on.
 #[derive(Debug)]
 pub struct Admin {
     pub metrics: Arc<Metrics>,
     pub status: Arc<StatusSource>,
+    pub active: SharedActive,
     /// `None` when the agent runs without XDP.
     pub dataplane: Option<Arc<dyn Dataplane>>,
     pub top: Arc<Top>,
@@ -82,7 +89,8 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/metrics", get(metrics))
         .route("/v1/status", get(status))
         .route("/v1/top", get(top))
-        .route(COUNTERS_ROUTE, get(counters));
+        .route(COUNTERS_ROUTE, get(counters))
+        .route(POLICY_ROUTE, get(policy));
     let router = AclAction::ALL.iter().fold(router, |router, &action| {
         router.route(action.path(), post(move |state, change| change_acl(action, state, change)))
     });
@@ -125,6 +133,11 @@ async fn counters(State(admin): State<Arc<Admin>>) -> Response {
         }
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
+}
+
+async fn policy(State(admin): State<Arc<Admin>>) -> Response {
+    let text = admin.active.load().policy.text.to_string();
+    ([(header::CONTENT_TYPE, "application/toml")], text).into_response()
 }
 
 async fn change_acl(action: AclAction, State(admin): State<Arc<Admin>>, Json(change): Json<AclChange>) -> Response {

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{PolicyDiffArgs, client, print, warn};
 use crate::{
-    api::admin::COUNTERS_ROUTE,
+    api::admin::{COUNTERS_ROUTE, POLICY_ROUTE},
     exit::Unavailable,
     policy::{
         Policy,
@@ -27,7 +27,18 @@ struct Report<'a> {
 
 pub(super) async fn diff(arguments: &PolicyDiffArgs) -> Result<()> {
     let config = arguments.config.load()?;
-    let (before, after) = match (Policy::load(&config.policy.file), Policy::load(&arguments.file)) {
+    let configured = &config.policy.file;
+    // What is in force is not what the file says while the agent has refused it.
+    let in_force = match client::ask(&config.api.admin, Method::GET, POLICY_ROUTE, None).await {
+        Ok(text) => Some(String::from_utf8(text.to_vec()).context("reading the policy in force")?),
+        Err(error) if error.is::<Unavailable>() => None,
+        Err(error) => return Err(error),
+    };
+    let (before, compared_with) = match &in_force {
+        Some(text) => (Policy::parse(configured, text), format!("the policy in force of {}", configured.display())),
+        None => (Policy::load(configured), configured.display().to_string()),
+    };
+    let (before, after) = match (before, Policy::load(arguments.file.as_ref().unwrap_or(configured))) {
         (Ok(before), Ok(after)) => (before, after),
         (Err(mut errors), after) => {
             errors.extend(after.err().unwrap_or_default());
@@ -36,21 +47,20 @@ pub(super) async fn diff(arguments: &PolicyDiffArgs) -> Result<()> {
         (Ok(_), Err(errors)) => return Err(errors.into()),
     };
     let mut entries = difference(&before, &after);
-    let counters = match client::ask(&config.api.admin, Method::GET, COUNTERS_ROUTE, None).await {
-        Ok(answer) => {
+    let counters = match &in_force {
+        Some(_) => {
+            let answer = client::ask(&config.api.admin, Method::GET, COUNTERS_ROUTE, None).await?;
             let counters: BTreeMap<String, u64> =
                 serde_json::from_slice(&answer).context("reading the agent's answer")?;
             Some(counters)
         }
-        Err(error) if error.is::<Unavailable>() => None,
-        Err(error) => return Err(error),
+        None => None,
     };
     if let Some(counters) = &counters {
         for entry in entries.iter_mut().filter(|entry| entry.kind == Kind::Rule && entry.change != Change::Added) {
             entry.clients = Some(counters.get(&entry.name).copied().unwrap_or(0));
         }
     }
-    let compared_with = config.policy.file.display().to_string();
     if arguments.json {
         let differs = !entries.is_empty();
         let report = Report { differs, compared_with: &compared_with, agent: counters.is_some(), changes: &entries };

@@ -47,7 +47,7 @@ pub(super) fn compile(path: &Path, text: &str) -> Result<Policy, ConfigErrors> {
     let context = Context::new(path, text, Environment::default());
     let document = context.parse(text)?;
     let raw = RawPolicy::read(Table::root(&context, &document));
-    let policy = interpret(&raw);
+    let policy = Policy { text: text.into(), ..interpret(&raw) };
     context.take_errors().or(Some(policy))
 }
 
@@ -97,6 +97,7 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
         packet_rules,
         allow: prefixes(allow),
         deny: prefixes(deny),
+        text: Box::default(),
     }
 }
 

@@ -129,7 +129,8 @@ fn changed_fields(before: &Fields, after: &Fields) -> Vec<FieldChange> {
 
 fn written_down(policy: &Policy) -> BTreeMap<(Kind, String), Fields> {
     // A new part of a policy does not compile until it is decided how it is written down.
-    let Policy { rules, endpoints, plans, plan_parents, attributes: _, bypass, packet_rules, allow, deny } = policy;
+    let Policy { rules, endpoints, plans, plan_parents, attributes: _, bypass, packet_rules, allow, deny, text: _ } =
+        policy;
     let mut all = BTreeMap::new();
     for rule in rules {
         all.insert((Kind::Rule, rule.id.to_string()), fields_of_rule(policy, rule));
