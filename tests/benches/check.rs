@@ -15,7 +15,7 @@ mod matching;
 #[path = "check/threads.rs"]
 mod threads;
 
-use limiter_tests::bench::{Case, Goal, Row, measure, only, report, rounds};
+use limiter_tests::bench::{Case, Goal, Row, measure_warm, only, report, rounds};
 
 use crate::{clients::Clients, counters::Counters, gate::Checks, matching::Paths};
 
@@ -99,11 +99,11 @@ fn main() {
     if let Some(only) = only() {
         // For a profiler: nothing is compared.
         table.cases.retain(|case| case.name().contains(&only));
-        measure(&mut table.cases, rounds(300));
+        measure_warm(&mut table.cases, rounds(300));
         report("check", &table.cases.iter().map(|case| case.row("ns/check")).collect::<Vec<_>>());
         return;
     }
-    measure(&mut table.cases, rounds(300));
+    measure_warm(&mut table.cases, rounds(300));
     let mut rows = table.rows();
     rows.extend(pairs.iter().map(|(one, two, goal)| threads::row(&table.cases[*one], &table.cases[*two], *goal)));
     report("check", &rows);

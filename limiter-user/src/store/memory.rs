@@ -3,7 +3,11 @@
 //! Architecture invariant: deciding never waits for I/O, never allocates for a counter that exists, and the memory is
 //! bounded by `max_counters` whatever clients send.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+};
 
 use limiter_common::time::UnixMicros;
 use parking_lot::{Mutex, MutexGuard};
@@ -12,7 +16,6 @@ use self::{index::KeyHash, shard::Shard};
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
     counter::{OwnTotals, SharedCounts},
-    name,
 };
 use crate::clock::Clock;
 
@@ -90,7 +93,10 @@ impl MemoryStore {
         let wanted = (max_counters / MIN_SHARD_CAPACITY).clamp(1, MAX_SHARDS);
         // The power of two below, so that the shards' capacities add up to at most `max_counters`.
         let count = 1 << wanted.ilog2();
-        let shard = |number| Locked(Mutex::new(Shard::new(max_counters / count, shared, name::hash(&number))));
+        // Another for each store, since the tags of counters come of it: the operating system's.
+        let random = RandomState::new();
+        let shard = |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number));
+        let shard = |number| Locked(Mutex::new(shard(number)));
         Self { clock, shards: (0..count).map(shard).collect() }
     }
 

@@ -276,6 +276,16 @@ fn a_counter_that_was_given_up_comes_back_under_another_tag() {
     assert!(tags[0] != tags[1] && tags[0] != tags[2], "{tags:?}");
 }
 
+/// Two nodes must not take each other's parts of a counter for their own.
+#[test]
+fn no_two_stores_of_a_process_give_the_same_tags() {
+    let tag = |store: &MemoryStore| {
+        decide(store, T0, &[cell("u", 60_000_000, 100)]);
+        take(store, T0, 1)[0].tag
+    };
+    assert_ne!(tag(&store(1000, true)), tag(&store(1000, true)));
+}
+
 /// The definitions, without any of what makes the store fast.
 #[derive(Default)]
 struct Model(HashMap<CounterKey, View>);
