@@ -82,25 +82,30 @@ impl Bucket {
         }
     }
 
+    #[inline]
     pub const fn interval_ns(&self) -> u64 {
         self.interval_ns
     }
 
+    #[inline]
     pub const fn burst(&self) -> u64 {
         self.burst
     }
 
     /// Time that an exhausted bucket takes to fill.
+    #[inline]
     pub const fn fill_ns(&self) -> u64 {
         // The constructors have seen that it fits.
         self.interval_ns.wrapping_mul(self.burst)
     }
 
     /// Time that `cost` units take; saturates.
+    #[inline]
     pub const fn increment_ns(&self, cost: u64) -> u64 {
         self.interval_ns.saturating_mul(cost)
     }
 
+    #[inline]
     fn params(&self) -> GcraParams {
         // The default has a burst of 0 and allows nothing.
         GcraParams::from_interval(self.interval_ns, self.burst).unwrap_or_default()
@@ -139,11 +144,13 @@ impl Bucket {
     }
 
     /// Whole units left.
+    #[inline]
     pub const fn remaining(&self, tat_ns: u64, now_ns: u64) -> u64 {
         (self.fill_ns() - self.ahead_ns(tat_ns, now_ns)) / self.interval_ns
     }
 
     /// When it is full again, rounded up to a microsecond; `now_us` when it is.
+    #[inline]
     pub const fn reset_us(&self, tat_ns: u64, now_us: u64) -> u64 {
         now_us.saturating_add(self.ahead_ns(tat_ns, now_us.saturating_mul(1000)).div_ceil(1000))
     }

@@ -18,6 +18,7 @@ pub fn check(window: &Window, counts: &Counts, now_us: u64, cost: u64) -> Outcom
     Outcome::Denied { retry_after_us: window.reset_us(counts).saturating_sub(now_us).max(1) }
 }
 
+#[inline]
 pub fn remaining(window: &Window, counts: &Counts) -> u64 {
     window.ceiling.saturating_sub(counts.current)
 }

@@ -28,6 +28,7 @@ impl LeakyBucket {
         Ok(Self { bucket, max_delay_us: self.max_delay_us })
     }
 
+    #[inline]
     pub const fn bucket(&self) -> &Bucket {
         &self.bucket
     }
@@ -37,6 +38,7 @@ impl LeakyBucket {
     }
 
     /// Whether `cost` units can be queued at `now_ns`. Changes nothing.
+    #[inline]
     pub fn check(&self, tat_ns: u64, now_ns: u64, cost: u64) -> Outcome {
         if cost > self.bucket.burst() {
             return Outcome::Never;
@@ -52,11 +54,13 @@ impl LeakyBucket {
     }
 
     /// How long a request that comes at `now_ns` waits for its turn, rounded up to a microsecond.
+    #[inline]
     pub const fn delay_us(&self, tat_ns: u64, now_ns: u64) -> u64 {
         self.bucket.ahead_ns(tat_ns, now_ns).div_ceil(1000)
     }
 
     /// Units that could be queued at once and would be allowed, each in its turn.
+    #[inline]
     pub fn remaining(&self, tat_ns: u64, now_ns: u64) -> u64 {
         let ahead = self.bucket.ahead_ns(tat_ns, now_ns);
         let by_delay = match self.max_delay_us.saturating_mul(1000).checked_sub(ahead) {

@@ -61,6 +61,7 @@ pub enum Outcome {
 impl Counts {
     /// The same counts seen from the window `index`. A clock that steps back stays in the window it was in.
     #[must_use]
+    #[inline]
     pub const fn at(self, index: u64) -> Self {
         if index <= self.index {
             self
@@ -73,18 +74,25 @@ impl Counts {
 }
 
 impl Window {
+    #[inline]
     pub const fn index(&self, now_us: u64) -> u64 {
         now_us / self.window_us
     }
 
     /// End of the window that `counts` is in.
+    #[inline]
     pub const fn reset_us(&self, counts: &Counts) -> u64 {
         counts.index.saturating_add(1).saturating_mul(self.window_us)
     }
 
     /// What `counts` (already moved with [`Counts::at`]) stands for at `now_us`. Rounds the previous window's share
     /// down, as the definition does. Saturates.
+    #[inline]
     pub fn estimate(&self, counts: &Counts, now_us: u64) -> u64 {
+        // Most counters have no previous window, and then nothing is divided.
+        if counts.previous == 0 {
+            return counts.current;
+        }
         let left = self.window_us - self.elapsed(counts, now_us);
         let share = match counts.previous.checked_mul(left) {
             Some(product) => product / self.window_us,
@@ -98,6 +106,7 @@ impl Window {
     }
 
     /// Microseconds into the window. 0 when the clock has stepped back before it: the previous window counts in full.
+    #[inline]
     const fn elapsed(&self, counts: &Counts, now_us: u64) -> u64 {
         if now_us / self.window_us < counts.index { 0 } else { now_us % self.window_us }
     }
@@ -115,6 +124,7 @@ impl Window {
         Outcome::Denied { retry_after_us: self.retry_after_us(counts, now_us, self.ceiling - cost) }
     }
 
+    #[inline]
     pub fn remaining(&self, counts: &Counts, now_us: u64) -> u64 {
         self.ceiling.saturating_sub(self.estimate(counts, now_us))
     }

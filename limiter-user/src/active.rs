@@ -12,6 +12,7 @@ use crate::{
     metrics::{BypassMetrics, Metrics, RuleMetrics},
     policy::{Matching, Policy, Scope},
     pressure::{Pressure, Tightened},
+    store::Name,
 };
 
 /// The one pointer.
@@ -26,10 +27,11 @@ pub struct Active {
     pub by_endpoint: Vec<Applicable>,
     /// Whether any of them gives way to one that is more specific.
     pub narrows: bool,
-    /// In the order of the policy's rules.
+    /// In the order of the policy's rules, and so are the next ones: what their counters are called.
+    pub counter_names: Vec<Name>,
     pub metrics: Vec<RuleMetrics>,
     pub bypassed: BypassMetrics,
-    /// What rules that give way to pressure grant at this time; in the order of the policy's rules.
+    /// What rules that give way to pressure grant at this time.
     pub shares: Vec<Option<Tightened>>,
     /// Trusted proxies, allow prefixes, and what requests are never limited from.
     pub never_pushed: Vec<IpNet>,
@@ -77,6 +79,7 @@ impl Active {
             always,
             by_endpoint,
             narrows,
+            counter_names: policy.rules.iter().map(|rule| Arc::clone(&rule.id).into()).collect(),
             metrics: policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect(),
             bypassed: metrics.bypassed(),
             shares: pressure.shares_of(&policy.rules),

@@ -3,10 +3,14 @@
 use std::{collections::HashSet, io, net::IpAddr};
 
 use arc_swap::ArcSwap;
+use foldhash::fast::RandomState;
 
 /// Refreshed in the background, read on every check.
 #[derive(Debug, Default)]
-pub struct HostAddresses(ArcSwap<HashSet<IpAddr>>);
+pub struct HostAddresses(ArcSwap<Addresses>);
+
+// Only the host decides what is in it, so that the hash need not withstand an adversary.
+type Addresses = HashSet<IpAddr, RandomState>;
 
 impl HostAddresses {
     pub fn read() -> io::Result<Self> {
@@ -17,7 +21,7 @@ impl HostAddresses {
 
     /// Looks at the interfaces again.
     pub fn refresh(&self) -> io::Result<()> {
-        let found: HashSet<IpAddr> = nix::ifaddrs::getifaddrs()?
+        let found: Addresses = nix::ifaddrs::getifaddrs()?
             .filter_map(|interface| {
                 let address = interface.address?;
                 let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));

@@ -15,7 +15,7 @@ pub mod watch;
 pub use self::{
     api_key::KeySecret,
     client_address::{AddressHeader, Arrival, ClientAddress, client_address},
-    entries::Entries,
+    entries::{Entries, KeyOwner},
     jwt::{Jwt, JwtWatch, Verified},
     key_file::{KeyLookup, KeyStore},
     key_follower::{FollowedKeys, KeyFollower},

@@ -24,7 +24,7 @@ use crate::{
     clock::Clock,
     policy::Scratch,
     store::{
-        Algorithm, Cell, CellOutcome, Charge,
+        Algorithm, CellOutcome, CellRef, Charge, Outcomes,
         memory::{INLINE_CELLS, MemoryStore},
     },
 };
@@ -40,9 +40,9 @@ pub struct Limiter {
 
 /// The counters that a request touches, and beside each the index of its rule. Inline as long as few rules match.
 #[derive(Default)]
-struct Touched {
-    cells: SmallVec<[Cell; INLINE_CELLS]>,
-    rules: SmallVec<[usize; INLINE_CELLS]>,
+struct Touched<'a> {
+    cells: SmallVec<[CellRef<'a>; INLINE_CELLS]>,
+    rules: select::Rules,
     /// Of the request.
     plan: Option<usize>,
 }
@@ -80,51 +80,48 @@ impl Limiter {
             let decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
             return Decision { bypass: Some(kind), ..decision };
         }
-        let touched = self.touched(&active, request, scratch);
+        let mut touched = Touched::default();
+        self.touch(&active, request, scratch, &mut touched);
         if touched.cells.is_empty() {
             return Decision::without_rule(request.subject.is_unauthenticated(), now);
         }
         let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
         let queues = shapes.then(|| self.turns.lock());
-        let outcomes = self.counters.decide(now, request.charge, &touched.cells);
+        let mut outcomes = Outcomes::new();
+        self.counters.decide_into(now, request.charge, &touched.cells, &mut outcomes);
         let mut decision = decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
         if let Some(mut queues) = queues
             && !decision.is_refusal()
             && let Some((cell, outcome)) = longest_delay(&touched.cells, &outcomes)
         {
             let turn = Instant::now() + Duration::from_micros(outcome.delay_us);
-            decision.turn = Some(queues.join(&self.turns, cell, turn));
+            decision.turn = Some(queues.join(&self.turns, cell.to_owned(), turn));
         }
         decision
     }
 
-    fn touched(&self, active: &Active, request: &Request<'_>, scratch: &mut Scratch) -> Touched {
-        let policy = &active.policy;
-        let plan = request.subject.plan(&policy.plans);
-        let matches = select::matches(&policy.endpoints, request, scratch);
-        let mut touched = Touched { plan, ..Touched::default() };
-        for index in select::rules(active, &matches) {
-            let rule = &policy.rules[index];
-            if let Some(mut cell) = select::cell(policy, rule, request, plan, self.prefixes) {
-                if let (Some(adaptive), Some(tightened)) = (&rule.adaptive, &active.shares[index]) {
-                    let tightened = cell.algorithm.tightened(adaptive.floor, adaptive.floor_ceiling, tightened.share());
-                    // The floor was tried when the policy was read.
-                    cell.algorithm = tightened.unwrap_or(cell.algorithm);
-                }
+    fn touch<'a>(&self, active: &'a Active, request: &Request<'a>, scratch: &mut Scratch, touched: &mut Touched<'a>) {
+        touched.plan = request.subject.plan(&active.policy.plans);
+        let matches = select::matches(&active.policy.endpoints, request, scratch);
+        let rules = select::rules(active, &matches);
+        for &index in &rules {
+            if let Some(cell) = select::cell(active, index, request, touched.plan, self.prefixes) {
                 touched.cells.push(cell);
                 touched.rules.push(index);
             }
         }
-        touched
     }
 }
 
 /// Whether a cell holds answers. In shadow mode it changes nothing.
-const fn is_shaped(cell: &Cell) -> bool {
+const fn is_shaped(cell: &CellRef<'_>) -> bool {
     cell.enforced && matches!(cell.algorithm, Algorithm::LeakyBucket { .. })
 }
 
-fn longest_delay<'a>(cells: &'a [Cell], outcomes: &'a [CellOutcome]) -> Option<(&'a Cell, &'a CellOutcome)> {
+fn longest_delay<'a>(
+    cells: &'a [CellRef<'a>],
+    outcomes: &'a [CellOutcome],
+) -> Option<(&'a CellRef<'a>, &'a CellOutcome)> {
     let shaped = cells.iter().zip(outcomes).filter(|(cell, outcome)| is_shaped(cell) && outcome.delay_us > 0);
     shaped.max_by_key(|(_, outcome)| outcome.delay_us)
 }

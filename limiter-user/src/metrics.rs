@@ -2,6 +2,8 @@
 //!
 //! Labels come from rules, enums and map names; never from an address or a key.
 
+mod durations;
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use prometheus_client::{
@@ -12,7 +14,6 @@ use prometheus_client::{
         counter::{ConstCounter, Counter},
         family::Family,
         gauge::{ConstGauge, Gauge},
-        histogram::Histogram,
         info::Info,
     },
     registry::{Registry, Unit},
@@ -25,6 +26,7 @@ use limiter_common::{
     verdict::Verdict,
 };
 
+use self::durations::Durations;
 use crate::{
     dataplane::MapUsage,
     identity::key_follower::FollowedState,
@@ -101,7 +103,7 @@ pub struct Metrics {
     registry: Registry,
     checks: Family<CheckLabels, Counter>,
     bypassed: Family<BypassLabels, Counter>,
-    check_duration: Histogram,
+    check_duration: Durations<{ CHECK_BUCKETS_NS.len() }>,
     pushes: Family<PushLabels, Counter>,
     policy_reloads: Family<ReloadLabels, Counter>,
     bad_requests: Counter,
@@ -165,9 +167,11 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Seconds: from half a microsecond, what a decision in memory takes, to 10 ms, what none may take.
-const CHECK_BUCKETS: [f64; 14] =
-    [5e-7, 1e-6, 2e-6, 4e-6, 8e-6, 1.6e-5, 3.2e-5, 6.4e-5, 1.28e-4, 2.56e-4, 5.12e-4, 1e-3, 5e-3, 1e-2];
+/// From half a microsecond, what a decision in memory takes, to 10 ms, what none may take.
+const CHECK_BUCKETS_NS: [u64; 14] = [
+    500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_000_000, 5_000_000,
+    10_000_000,
+];
 
 const MEMORY: &str = "memory";
 /// The rule label of requests that no rule applies to.
@@ -178,7 +182,7 @@ impl Metrics {
         let mut registry = Registry::with_prefix("limiter");
         let checks = Family::<CheckLabels, Counter>::default();
         registry.register("checks", "Requests decided, by the rule that decided", checks.clone());
-        let check_duration = Histogram::new(CHECK_BUCKETS);
+        let check_duration = Durations::new(CHECK_BUCKETS_NS.map(Duration::from_nanos));
         registry.register_with_unit(
             "check_duration",
             "Time from a parsed request to its decision",
@@ -244,8 +248,8 @@ impl Metrics {
         self.without_rule[kind as usize].inc();
     }
 
-    pub fn observe_check(&self, seconds: f64) {
-        self.check_duration.observe(seconds);
+    pub fn observe_check(&self, took: Duration) {
+        self.check_duration.observe(took);
     }
 
     pub fn pushed(&self, reason: &'static str, result: &'static str) {

@@ -194,6 +194,7 @@ impl Rule {
         shares.min().unwrap_or(FULL)
     }
 
+    #[inline]
     pub fn limit_for(&self, client: Option<&str>, plan: Option<usize>) -> Limit {
         // Most rules have none, and then the client is not hashed.
         if !self.overrides.is_empty()

@@ -4,31 +4,43 @@
 //! nobody is charged. [`memory::MemoryStore`] decides requests; [`redis`] shares its counts with other nodes in the
 //! background, and decides alone only where a rule wants that.
 
-use std::{future::Future, net::IpAddr, sync::Arc};
+use std::{future::Future, net::IpAddr};
 
 use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 use smallvec::SmallVec;
 
-pub use self::algorithm::Algorithm;
+pub use self::{algorithm::Algorithm, name::Name};
 use crate::policy::Scope;
 
 pub mod algorithm;
 pub mod counter;
 pub mod memory;
+mod name;
 pub mod redis;
 pub mod sync;
 
 /// Whose counter it is. Never an API key itself: only its keyed hash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
-    User(Arc<str>),
+    User(Name),
     Key(ApiKeyId),
     Session(SessionId),
     /// Cut to the configured prefix.
     Ip(IpAddr),
     Global,
     /// `NAME:VALUE` of an attribute; its name has no colon.
-    Attribute(Arc<str>),
+    Attribute(Name),
+}
+
+/// The same, of what others own: made for a request without counting a reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdentityRef<'a> {
+    User(&'a Name),
+    Key(ApiKeyId),
+    Session(SessionId),
+    Ip(IpAddr),
+    Global,
+    Attribute(&'a Name),
 }
 
 impl Identity {
@@ -41,6 +53,46 @@ impl Identity {
             Self::Ip(_) => Scope::Ip.as_str(),
             Self::Global => Scope::Global.as_str(),
             Self::Attribute(_) => "attribute",
+        }
+    }
+
+    #[inline]
+    pub const fn borrowed(&self) -> IdentityRef<'_> {
+        match self {
+            Self::User(name) => IdentityRef::User(name),
+            Self::Key(id) => IdentityRef::Key(*id),
+            Self::Session(id) => IdentityRef::Session(*id),
+            Self::Ip(address) => IdentityRef::Ip(*address),
+            Self::Global => IdentityRef::Global,
+            Self::Attribute(name) => IdentityRef::Attribute(name),
+        }
+    }
+}
+
+impl IdentityRef<'_> {
+    fn to_owned(self) -> Identity {
+        match self {
+            Self::User(name) => Identity::User(name.clone()),
+            Self::Key(id) => Identity::Key(id),
+            Self::Session(id) => Identity::Session(id),
+            Self::Ip(address) => Identity::Ip(address),
+            Self::Global => Identity::Global,
+            Self::Attribute(name) => Identity::Attribute(name.clone()),
+        }
+    }
+
+    /// The same for all counters of an identity.
+    #[inline]
+    fn hash(&self) -> u64 {
+        // The hashes of keys and sessions are random to whoever does not have the secret.
+        let of_secret = |id: &[u8; 16]| u64::from_le_bytes([id[0], id[1], id[2], id[3], id[4], id[5], id[6], id[7]]);
+        match self {
+            Self::User(name) => name.hash_of_text(),
+            // A user may be called as an attribute is.
+            Self::Attribute(name) => !name.hash_of_text(),
+            Self::Key(ApiKeyId(id)) | Self::Session(SessionId(id)) => of_secret(id),
+            Self::Ip(address) => name::hash(address),
+            Self::Global => 0,
         }
     }
 }
@@ -57,7 +109,7 @@ pub struct SessionId(pub [u8; 16]);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CounterKey {
     pub identity: Identity,
-    pub rule: Arc<str>,
+    pub rule: Name,
 }
 
 /// One counter that a request touches.
@@ -70,6 +122,58 @@ pub struct Cell {
     /// A shadow cell is charged like an enforced one when it allows and the request as a whole passes; its denial
     /// changes nothing.
     pub enforced: bool,
+}
+
+/// The same, of what others own: made for a request without counting a reference.
+#[derive(Clone, Copy, Debug)]
+pub struct CellRef<'a> {
+    pub identity: IdentityRef<'a>,
+    pub rule: &'a Name,
+    pub algorithm: Algorithm,
+    /// At least 1.
+    pub cost: u64,
+    pub enforced: bool,
+}
+
+/// A [`Cell`], whoever owns what is in it.
+pub trait AsCell {
+    fn as_cell(&self) -> CellRef<'_>;
+}
+
+impl AsCell for Cell {
+    #[inline]
+    fn as_cell(&self) -> CellRef<'_> {
+        let Self { key: CounterKey { identity, rule }, algorithm, cost, enforced } = self;
+        let (identity, algorithm, cost, enforced) = (identity.borrowed(), *algorithm, *cost, *enforced);
+        CellRef { identity, rule, algorithm, cost, enforced }
+    }
+}
+
+impl AsCell for CellRef<'_> {
+    #[inline]
+    fn as_cell(&self) -> CellRef<'_> {
+        *self
+    }
+}
+
+impl CellRef<'_> {
+    pub fn to_owned(&self) -> Cell {
+        let key = self.key();
+        Cell { key, algorithm: self.algorithm, cost: self.cost, enforced: self.enforced }
+    }
+
+    fn key(&self) -> CounterKey {
+        CounterKey { identity: self.identity.to_owned(), rule: self.rule.clone() }
+    }
+
+    fn is_same_counter(&self, other: &CellRef<'_>) -> bool {
+        self.rule == other.rule && self.identity == other.identity
+    }
+
+    #[inline]
+    fn is_of(&self, key: &CounterKey) -> bool {
+        *self.rule == key.rule && self.identity == key.identity.borrowed()
+    }
 }
 
 /// What one counter says.
@@ -93,16 +197,16 @@ impl CellOutcome {
 pub type Outcomes = SmallVec<[CellOutcome; memory::INLINE_CELLS]>;
 
 /// Whether a request with these outcomes passes: every enforced cell allows.
-pub fn passes(cells: &[Cell], outcomes: &[CellOutcome]) -> bool {
-    cells.iter().zip(outcomes).all(|(cell, outcome)| !cell.enforced || outcome.outcome == Outcome::Allowed)
+pub fn passes<C: AsCell>(cells: &[C], outcomes: &[CellOutcome]) -> bool {
+    cells.iter().zip(outcomes).all(|(cell, outcome)| !cell.as_cell().enforced || outcome.outcome == Outcome::Allowed)
 }
 
 /// What earlier cells of the same request take from the counter of cell `number`. A shadow cell takes nothing from an
 /// enforced one.
-fn taken_before(cells: &[Cell], outcomes: &[CellOutcome], number: usize) -> u64 {
-    let cell = &cells[number];
-    let earlier = cells[..number].iter().zip(outcomes).filter(|(other, outcome)| {
-        outcome.outcome == Outcome::Allowed && (other.enforced || !cell.enforced) && other.key == cell.key
+fn taken_before<C: AsCell>(cells: &[C], outcomes: &[CellOutcome], number: usize) -> u64 {
+    let cell = cells[number].as_cell();
+    let earlier = cells[..number].iter().map(AsCell::as_cell).zip(outcomes).filter(|(other, outcome)| {
+        outcome.outcome == Outcome::Allowed && (other.enforced || !cell.enforced) && other.is_same_counter(&cell)
     });
     earlier.fold(0, |sum, (other, _)| sum.saturating_add(other.cost))
 }

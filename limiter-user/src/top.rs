@@ -118,7 +118,7 @@ impl Top {
         thread_local! {
             static SEEN: Cell<u64> = const { Cell::new(0) };
         }
-        let Caller::Key { id, .. } = caller else { return };
+        let Caller::Key(owner) = caller else { return };
         let seen = SEEN.replace(SEEN.get().wrapping_add(1));
         if !event::is_sampled(seen, event::sampled_below(REQUESTS_ONE_IN)) {
             return;
@@ -126,7 +126,7 @@ impl Top {
         let weight = u64::from(REQUESTS_ONE_IN);
         // Whoever decides about requests does not wait for whoever looks.
         let Some(mut keys) = self.keys.try_lock() else { return };
-        let requests = keys.add(*id, weight);
+        let requests = keys.add(owner.id, weight);
         requests.requests += weight;
         if !matches!(kind, Kind::Allowed) {
             requests.denied += weight;
@@ -252,6 +252,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::identity::KeyOwner;
 
     fn sample(host: u8, verdict: Verdict) -> Event {
         let news = News::of(EventKind::Sample);
@@ -288,7 +289,7 @@ mod tests {
     #[test]
     fn keys_are_ranked_by_requests_and_other_callers_left_out() {
         let top = Top::new(SrcPrefixes::default());
-        let key = |id: u8| Caller::Key { id: ApiKeyId([id; 16]), client: "c".into(), plan: None };
+        let key = |id: u8| Caller::Key(KeyOwner::new(ApiKeyId([id; 16]), "c", None).into());
         for round in 0..10_000 {
             top.saw_request(&key(1), Kind::Allowed);
             if round % 4 == 0 {

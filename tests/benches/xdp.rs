@@ -51,7 +51,7 @@ fn main() {
     cases.extend(sources.iter().flat_map(Sources::cases));
     measure(&mut cases, rounds(100));
 
-    let mut rows: Vec<Row> = cases[..first_of_sources].iter().map(Case::row).collect();
+    let mut rows: Vec<Row> = cases[..first_of_sources].iter().map(|case| case.row("ns/packet")).collect();
     let filter = rows[0].clone();
     for row in &mut rows[1..] {
         *row = row.clone().beside(&filter);

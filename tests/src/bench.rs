@@ -122,8 +122,8 @@ impl<'a> Case<'a> {
         best.iter().map(Duration::as_secs_f64).sum::<f64>() * 1e9 / best.len() as f64
     }
 
-    pub fn row(&self) -> Row {
-        Row::new(&self.name, "ns/packet", self.nanoseconds())
+    pub fn row(&self, unit: &'static str) -> Row {
+        Row::new(&self.name, unit, self.nanoseconds())
     }
 }
 
@@ -137,8 +137,28 @@ pub fn measure(cases: &mut [Case<'_>], rounds: u32) {
     }
 }
 
+/// Like [`measure`], of cases whose memory the others would push out of the caches: each runs once unmeasured, and then a
+/// few times.
+pub fn measure_warm(cases: &mut [Case<'_>], rounds: u32) {
+    const RUNS: u32 = 4;
+    for _ in 0..rounds.div_ceil(RUNS) {
+        for Case { run, repeat, took, .. } in &mut *cases {
+            run(*repeat);
+            took.extend((0..RUNS).map(|_| run(*repeat)));
+        }
+    }
+}
+
 /// How many rounds to measure: the argument after `--rounds`.
 pub fn rounds(default: u32) -> u32 {
-    let mut arguments = env::args().skip_while(|argument| argument != "--rounds").skip(1);
-    arguments.next().map_or(default, |rounds| rounds.parse().expect("--rounds is followed by a number"))
+    argument("--rounds").map_or(default, |rounds| rounds.parse().expect("--rounds is followed by a number"))
+}
+
+/// A part of the names of the only cases to be measured: the argument after `--only`.
+pub fn only() -> Option<String> {
+    argument("--only")
+}
+
+fn argument(name: &str) -> Option<String> {
+    env::args().skip_while(|argument| argument != name).nth(1)
 }

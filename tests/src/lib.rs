@@ -9,6 +9,7 @@ pub mod fixture;
 pub mod frames;
 pub mod gateway;
 pub mod http;
+pub mod in_process;
 pub mod ip;
 pub mod netns;
 pub mod object;

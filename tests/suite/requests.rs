@@ -422,3 +422,42 @@ fn an_agent_that_stops_lets_held_answers_go() {
         assert_eq!(held.join().expect("a thread"), 200);
     });
 }
+
+/// Names that cost nothing, in ever new headers: keys that nobody has, sessions, addresses.
+#[test]
+fn strangers_push_out_no_client_s_counters() {
+    const STRANGERS: usize = 20_000;
+    let configuration = format!("[store]\nmax_counters = 4000\n{KEYS}session_cookie = \"sid\"\n");
+    let policy = "[plans.free]\n[[rules]]\nid = \"per-user\"\nscope = \"user\"\nlimit = 50\nwindow = \"1h\"\n\
+                  [[rules]]\nid = \"per-session\"\nscope = \"session\"\nlimit = 50\nwindow = \"1d\"\n\
+                  [[rules]]\nid = \"per-address\"\nscope = \"ip\"\nlimit = 1000000\nwindow = \"1d\"\n";
+    let setup = Setup::new(&configuration, policy);
+    let key = setup.add_key("c_1", "free");
+    let agent = setup.start();
+    let remaining = || {
+        let question = serde_json::json!({ "api_key": key, "peek": true });
+        agent.decide(question)["remaining"].as_u64().expect("a number")
+    };
+    for _ in 0..5 {
+        assert_eq!(agent.check(&[("X-API-Key", &key)]).status, 200);
+    }
+    assert_eq!(remaining(), 45);
+
+    let mut connection = Connection::open(&setup.http()).expect("a connection");
+    let mut check =
+        |headers: &[(&str, &str)]| connection.request("GET", "/v1/check", headers, "").expect("an answer").status;
+    let before = agent.metric("limiter_counters");
+    for stranger in 0..STRANGERS {
+        let guess = format!("lk_{stranger:043}");
+        assert_eq!(check(&[("X-API-Key", &guess), ("X-Forwarded-For", "192.0.2.9")]), 401);
+    }
+    assert_eq!(agent.metric("limiter_counters"), before + 1.0, "the one of their address");
+    for stranger in 0..STRANGERS {
+        let (cookie, address) =
+            (format!("sid={stranger}"), format!("10.0.{}.{}", stranger / 250 % 250, stranger % 250));
+        assert_eq!(check(&[("Cookie", &cookie), ("X-Forwarded-For", &address)]), 200);
+    }
+    assert!(agent.metric("limiter_counters") <= 4000.0);
+    assert!(agent.metric("limiter_counters_evicted_total") >= 30_000.0);
+    assert_eq!(remaining(), 45);
+}

@@ -158,7 +158,7 @@ impl Callers {
             return Caller::Unauthenticated;
         }
         match self.keys.load().lookup(api_key, self.clock.now()) {
-            KeyLookup::Known { id, client, plan } => Caller::Key { id, client, plan },
+            KeyLookup::Known(owner) => Caller::Key(owner),
             KeyLookup::Disabled(_) | KeyLookup::Unknown => Caller::Unauthenticated,
         }
     }
@@ -211,8 +211,9 @@ fn presented<'h>(mut values: impl Iterator<Item = &'h [u8]>) -> Option<Presented
     if values.any(|value| value != first) {
         return Some(Presented::Several);
     }
-    // Lossy: a key with other bytes than ours have is unknown, not absent.
-    Some(Presented::One(String::from_utf8_lossy(first)))
+    // Lossy: a key with other bytes than ours have is unknown, not absent. What is text, as most are, is sooner seen so.
+    let text = std::str::from_utf8(first).map_or_else(|_| String::from_utf8_lossy(first), Cow::Borrowed);
+    Some(Presented::One(text))
 }
 
 fn bearer_tokens(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, net::IpAddr, sync::Arc};
 
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
@@ -21,8 +21,8 @@ use crate::{
     top::Top,
 };
 
-const X_FORWARDED_FOR: &str = "x-forwarded-for";
-const X_REAL_IP: &str = "x-real-ip";
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+static X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// Identity, decision and push, for every API alike.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl Gate {
     pub fn decide(&self, request: &Request<'_>) -> Decision {
         let stopwatch = Stopwatch::start();
         let decision = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
-        self.metrics.observe_check(stopwatch.elapsed().as_secs_f64());
+        self.metrics.observe_check(stopwatch.elapsed());
         if let Some(top) = &self.top {
             top.saw_request(&request.subject.caller, decision.kind);
         }
@@ -169,14 +169,16 @@ impl Gate {
         queries: impl Iterator<Item = &'q str>,
         peer: Peer,
     ) -> Subject {
-        let lines = |name| headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<SmallVec<[&[u8]; 4]>>();
-        let (forwarded_for, forwarded) = (lines(X_FORWARDED_FOR), lines(header::FORWARDED.as_str()));
+        let lines = |name: &HeaderName| {
+            headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<SmallVec<[&[u8]; 4]>>()
+        };
+        let (forwarded_for, forwarded) = (lines(&X_FORWARDED_FOR), lines(&header::FORWARDED));
         let arrival = Arrival {
             peer: peer.0,
             forwarded_for: &forwarded_for,
             forwarded: &forwarded,
             // Where there are several, the last is of whoever is nearest.
-            real_ip: headers.get_all(X_REAL_IP).iter().next_back().map(HeaderValue::as_bytes),
+            real_ip: headers.get_all(&X_REAL_IP).iter().next_back().map(HeaderValue::as_bytes),
             header: self.address_header,
         };
         let address = client_address(&arrival, &self.trusted_proxies, |address| self.host.contains(address));

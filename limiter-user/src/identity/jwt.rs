@@ -18,7 +18,10 @@ use self::{
     cache::{Cache, Cached},
     keys::VerifyingKey,
 };
-use crate::config::{ConfigErrors, JwtConfig};
+use crate::{
+    config::{ConfigErrors, JwtConfig},
+    store::Name,
+};
 
 /// A longer token is none of ours, and is not worth verifying.
 const MAX_TOKEN_LEN: usize = 8192;
@@ -38,7 +41,8 @@ pub struct Jwt {
 /// What a valid token says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
-    pub user: Arc<str>,
+    /// Hashed once, and not for each request.
+    pub user: Name,
     pub plan: Option<Arc<str>>,
 }
 
@@ -105,7 +109,7 @@ impl Jwt {
         {
             return None;
         }
-        let user = name(claims.get("sub")?)?;
+        let user = name(claims.get("sub")?)?.into();
         let plan = match self.config.plan_claim.as_ref().and_then(|claim| claims.get(claim)) {
             None | Some(Value::Null) => None,
             Some(plan) => Some(name(plan)?),

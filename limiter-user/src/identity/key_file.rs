@@ -19,7 +19,7 @@ use self::change::{Locked, of_io};
 pub use self::change::{disable, rotate};
 use super::{
     api_key::{KeySecret, MAX_KEY_LEN, RandomError, generate_key, id_from_hex, id_to_hex, random_digits},
-    entries::Entries,
+    entries::{Entries, KeyOwner},
 };
 use crate::{
     config::{ConfigError, ConfigErrors, Context, Environment, Origin, Secret, Table, Value, identifier, raw_table},
@@ -69,11 +69,7 @@ pub struct KeyStore {
 /// Whose key it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyLookup {
-    Known {
-        id: ApiKeyId,
-        client: Arc<str>,
-        plan: Option<Arc<str>>,
-    },
+    Known(Arc<KeyOwner>),
     /// Or its time is over.
     Disabled(ApiKeyId),
     Unknown,
@@ -114,11 +110,9 @@ impl KeyStore {
         let Some(secret) = self.secret.as_ref().filter(|_| presented.len() <= MAX_KEY_LEN) else {
             return KeyLookup::Unknown;
         };
-        match self.entries.get(secret.id_of(presented)) {
-            Some(entry) if entry.has_ended(now) => KeyLookup::Disabled(entry.id),
-            Some(KeyEntry { id, client, plan, .. }) => {
-                KeyLookup::Known { id: *id, client: client.clone(), plan: plan.clone() }
-            }
+        match self.entries.owner(secret.id_of(presented)) {
+            Some(owner) if owner.has_ended(now) => KeyLookup::Disabled(owner.id),
+            Some(owner) => KeyLookup::Known(Arc::clone(owner)),
             None => KeyLookup::Unknown,
         }
     }
@@ -362,6 +356,10 @@ mod tests {
         folder: tempfile::TempDir,
     }
 
+    fn known(key: &NewKey, client: &str, plan: Option<&str>) -> KeyLookup {
+        KeyLookup::Known(Arc::new(KeyOwner::new(key.id, client, plan.map(Into::into))))
+    }
+
     impl Files {
         fn new() -> Self {
             Self { folder: tempfile::tempdir().unwrap() }
@@ -394,14 +392,8 @@ mod tests {
         let first = files.add("c_1", Some("free"));
         let second = files.add("c_2", None);
         let store = files.load().unwrap();
-        assert_eq!(
-            store.lookup(first.key.expose(), NOW),
-            KeyLookup::Known { id: first.id, client: "c_1".into(), plan: Some("free".into()) }
-        );
-        assert_eq!(
-            store.lookup(second.key.expose(), NOW),
-            KeyLookup::Known { id: second.id, client: "c_2".into(), plan: None }
-        );
+        assert_eq!(store.lookup(first.key.expose(), NOW), known(&first, "c_1", Some("free")));
+        assert_eq!(store.lookup(second.key.expose(), NOW), known(&second, "c_2", None));
         for unknown in ["", "lk_", "unknown", &"x".repeat(1 << 20)] {
             assert_eq!(store.lookup(unknown, NOW), KeyLookup::Unknown);
         }
@@ -436,7 +428,7 @@ mod tests {
         let (new, end) = rotate(&files.keys(), &files.secret(), first.id, hour, NOW).unwrap();
         assert_eq!(end.get(), NOW.get() + 3_600_000_000);
         let lookup = |key: &NewKey, now: UnixMicros| files.load().unwrap().lookup(key.key.expose(), now);
-        let known = |key: &NewKey| KeyLookup::Known { id: key.id, client: "c_1".into(), plan: Some("free".into()) };
+        let known = |key: &NewKey| known(key, "c_1", Some("free"));
         let before_end = UnixMicros::new(end.get() - 1);
         assert_eq!((lookup(&first, before_end), lookup(&new, before_end)), (known(&first), known(&new)));
         assert_eq!((lookup(&first, end), lookup(&new, end)), (KeyLookup::Disabled(first.id), known(&new)));
@@ -447,7 +439,7 @@ mod tests {
         assert!(disable(&files.keys(), first.id).unwrap());
         assert!(!disable(&files.keys(), first.id).unwrap(), "it was before");
         assert_eq!(lookup(&first, NOW), KeyLookup::Disabled(first.id));
-        assert!(matches!(lookup(&second, NOW), KeyLookup::Known { .. }));
+        assert!(matches!(lookup(&second, NOW), KeyLookup::Known(_)));
         let error = rotate(&files.keys(), &files.secret(), first.id, hour, NOW).unwrap_err().to_string();
         assert!(error.contains("has ended"), "{error}");
         let error = disable(&files.keys(), ApiKeyId([0; 16])).unwrap_err().to_string();
@@ -507,7 +499,7 @@ mod tests {
         assert_eq!(store.len(), 40);
         for key in keys {
             assert!(
-                matches!(store.lookup(key.key.expose(), NOW), KeyLookup::Known { client, .. } if client == key.client)
+                matches!(store.lookup(key.key.expose(), NOW), KeyLookup::Known(owner) if *owner.client == *key.client)
             );
         }
     }

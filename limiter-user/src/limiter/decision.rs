@@ -95,7 +95,7 @@ impl Decision {
 pub(super) fn conclude(
     request: &Request<'_>,
     now: UnixMicros,
-    touched: &Touched,
+    touched: &Touched<'_>,
     outcomes: &[CellOutcome],
     rules: &[Rule],
     metrics: &[RuleMetrics],

@@ -8,23 +8,19 @@ use smallvec::SmallVec;
 use crate::{
     active::Active,
     config::identifier,
-    identity::ClientAddress,
-    policy::{Bypass, BypassKind, Endpoints, Limit, Match, Policy, Rule, Scope, Scratch},
-    store::{ApiKeyId, Cell, Charge, CounterKey, Identity, SessionId},
+    identity::{ClientAddress, KeyOwner},
+    policy::{Bypass, BypassKind, Endpoints, Limit, Match, Policy, Scope, Scratch},
+    store::{CellRef, Charge, IdentityRef, Name, SessionId, memory::INLINE_CELLS},
 };
 
 /// Who a request comes from, as far as it is known.
 #[derive(Clone, Debug)]
 pub enum Caller {
     /// A known API key.
-    Key {
-        id: ApiKeyId,
-        client: Arc<str>,
-        plan: Option<Arc<str>>,
-    },
+    Key(Arc<KeyOwner>),
     /// A client that the gateway has authenticated itself, or a verified token names.
     User {
-        user: Arc<str>,
+        user: Name,
         plan: Option<Arc<str>>,
     },
     /// Whoever has this cookie, or this address with this User-Agent.
@@ -45,7 +41,7 @@ pub struct Subject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attribute {
     /// `NAME:VALUE`, so that a counter's identity is made by counting a reference.
-    text: Arc<str>,
+    text: Name,
     name_len: usize,
 }
 
@@ -87,8 +83,10 @@ impl Subject {
     }
 
     pub(super) fn plan(&self, plans: &[Arc<str>]) -> Option<usize> {
-        let (Caller::Key { plan: Some(plan), .. } | Caller::User { plan: Some(plan), .. }) = &self.caller else {
-            return None;
+        let plan = match &self.caller {
+            Caller::Key(owner) => owner.plan.as_ref()?,
+            Caller::User { plan, .. } => plan.as_ref()?,
+            Caller::Session(_) | Caller::Anonymous | Caller::Unauthenticated => return None,
         };
         plans.iter().position(|known| known == plan)
     }
@@ -96,39 +94,46 @@ impl Subject {
     /// The client id of a key, or the user.
     pub(super) fn client(&self) -> Option<&str> {
         match &self.caller {
-            Caller::Key { client, .. } => Some(client),
+            Caller::Key(owner) => Some(&owner.client),
             Caller::User { user, .. } => Some(user),
             Caller::Session(_) | Caller::Anonymous | Caller::Unauthenticated => None,
         }
     }
 }
 
-fn identity(policy: &Policy, scope: Scope, request: &Request<'_>, prefixes: SrcPrefixes) -> Option<Identity> {
+fn identity<'a>(
+    policy: &Policy,
+    scope: Scope,
+    request: &Request<'a>,
+    prefixes: SrcPrefixes,
+) -> Option<IdentityRef<'a>> {
     let subject = request.subject;
     match (scope, &subject.caller) {
-        (Scope::Ip, _) => subject.address.map(|client| Identity::Ip(prefixes.cut(client.address))),
+        (Scope::Ip, _) => subject.address.map(|client| IdentityRef::Ip(prefixes.cut(client.address))),
         // A flood of unknown keys counts against its addresses alone, never against what others share.
         (_, Caller::Unauthenticated) => None,
-        (Scope::Global, _) => Some(Identity::Global),
+        (Scope::Global, _) => Some(IdentityRef::Global),
         (Scope::Attribute(index), _) => {
             let name = policy.attributes.get(usize::from(index))?;
             let attribute = request.attributes.iter().find(|attribute| *attribute.name() == **name)?;
-            Some(Identity::Attribute(Arc::clone(&attribute.text)))
+            Some(IdentityRef::Attribute(&attribute.text))
         }
-        (Scope::User, Caller::Key { client: user, .. } | Caller::User { user, .. }) => {
-            Some(Identity::User(Arc::clone(user)))
-        }
-        (Scope::Key, Caller::Key { id, .. }) => Some(Identity::Key(*id)),
-        (Scope::Session, Caller::Session(id)) => Some(Identity::Session(*id)),
+        (Scope::User, Caller::Key(owner)) => Some(IdentityRef::User(&owner.client)),
+        (Scope::User, Caller::User { user, .. }) => Some(IdentityRef::User(user)),
+        (Scope::Key, Caller::Key(owner)) => Some(IdentityRef::Key(owner.id)),
+        (Scope::Session, Caller::Session(id)) => Some(IdentityRef::Session(*id)),
         (Scope::User | Scope::Key | Scope::Session, _) => None,
     }
 }
+
+/// Indices of rules. Inline as long as few rules match.
+pub(super) type Rules = SmallVec<[usize; INLINE_CELLS]>;
 
 /// The endpoint groups of everything that a request may be.
 #[derive(Debug, Default)]
 pub(super) struct Matches {
     /// Each with the number of what the request may be, in the order of the groups.
-    found: SmallVec<[(Match, usize); 8]>,
+    found: SmallVec<[(Match, usize); INLINE_CELLS]>,
     /// By that number, the readings of its path.
     readings: SmallVec<[u8; 4]>,
 }
@@ -148,8 +153,8 @@ pub(super) fn matches(endpoints: &Endpoints, request: &Request<'_>, scratch: &mu
 }
 
 /// Indices of the rules that apply to a request with these endpoint groups, each once.
-pub(super) fn rules(active: &Active, matches: &Matches) -> SmallVec<[usize; 8]> {
-    let mut rules: SmallVec<[usize; 8]> = active.always.all.as_slice().into();
+pub(super) fn rules(active: &Active, matches: &Matches) -> Rules {
+    let mut rules: Rules = active.always.all.as_slice().into();
     let mut before = None;
     for (found, _) in &matches.found {
         if before.replace(found.group) != Some(found.group) {
@@ -184,12 +189,7 @@ struct Top {
 
 /// Adds the most specific rules of each scope for one reading: what a server that reads the path so is limited by, so
 /// that no other spelling can take a rule away.
-fn add_most_specific(
-    active: &Active,
-    matches: &Matches,
-    (number, reading): (usize, u8),
-    rules: &mut SmallVec<[usize; 8]>,
-) {
+fn add_most_specific(active: &Active, matches: &Matches, (number, reading): (usize, u8), rules: &mut Rules) {
     let of_endpoints = matches.found.iter().filter(|(found, of)| *of == number && found.reading == reading);
     let of_endpoints = of_endpoints
         .flat_map(|(found, _)| active.by_endpoint[found.group].most_specific.iter().map(|index| (*index, found.rank)));
@@ -227,8 +227,8 @@ pub(super) fn bypass(bypass: &Bypass, request: &Request<'_>, scratch: &mut Scrat
     if subject.is_unauthenticated() {
         return None;
     }
-    if let Caller::Key { id, .. } = &subject.caller
-        && bypass.key_ids.contains(id)
+    if let Caller::Key(owner) = &subject.caller
+        && bypass.key_ids.contains(&owner.id)
     {
         return Some(BypassKind::KeyId);
     }
@@ -240,18 +240,23 @@ pub(super) fn bypass(bypass: &Bypass, request: &Request<'_>, scratch: &mut Scrat
     readings.all(|(method, path)| bypass.paths.covers(method, path, scratch)).then_some(BypassKind::Path)
 }
 
-/// The counter of `rule` for this request; `None` when the rule does not apply to its caller or sets no limit.
-pub(super) fn cell(
-    policy: &Policy,
-    rule: &Rule,
-    request: &Request<'_>,
+/// The counter of a rule for this request; `None` when the rule does not apply to its caller or sets no limit.
+pub(super) fn cell<'a>(
+    active: &'a Active,
+    index: usize,
+    request: &Request<'a>,
     plan: Option<usize>,
     prefixes: SrcPrefixes,
-) -> Option<Cell> {
-    let Limit::Limited(algorithm) = rule.limit_for(request.subject.client(), plan) else { return None };
-    let identity = identity(policy, rule.scope, request, prefixes)?;
-    Some(Cell {
-        key: CounterKey { identity, rule: Arc::clone(&rule.id) },
+) -> Option<CellRef<'a>> {
+    let rule = &active.policy.rules[index];
+    let Limit::Limited(mut algorithm) = rule.limit_for(request.subject.client(), plan) else { return None };
+    if let (Some(adaptive), Some(tightened)) = (&rule.adaptive, &active.shares[index]) {
+        // The floor was tried when the policy was read.
+        algorithm = algorithm.tightened(adaptive.floor, adaptive.floor_ceiling, tightened.share()).unwrap_or(algorithm);
+    }
+    Some(CellRef {
+        identity: identity(&active.policy, rule.scope, request, prefixes)?,
+        rule: &active.counter_names[index],
         algorithm,
         cost: request.cost.saturating_mul(rule.cost),
         enforced: rule.mode == EnforcementMode::Enforce,

@@ -95,7 +95,7 @@ impl Turns {
 
 impl Queues {
     /// Holds the answer to a request that `cell` was charged for, until `turn`.
-    pub(super) fn join(&mut self, turns: &Arc<Turns>, cell: &Cell, turn: Instant) -> Turn {
+    pub(super) fn join(&mut self, turns: &Arc<Turns>, cell: Cell, turn: Instant) -> Turn {
         let number = self.next;
         self.next += 1;
         let (first, told) = oneshot::channel();
@@ -106,7 +106,7 @@ impl Queues {
         if queue.waiting.len() == 1 {
             queue.tell_first();
         }
-        Turn { turns: Arc::clone(turns), cell: cell.clone(), number, first: told, taken: false }
+        Turn { turns: Arc::clone(turns), cell, number, first: told, taken: false }
     }
 }
 
@@ -224,7 +224,7 @@ mod tests {
             let answer = self.turns.counters.decide(self.turns.clock.now(), Charge::Commit, cells)[0];
             match answer.outcome {
                 Outcome::Allowed => {
-                    Ok(queues.join(&self.turns, &cell, self.start + Duration::from_micros(answer.delay_us)))
+                    Ok(queues.join(&self.turns, cell, self.start + Duration::from_micros(answer.delay_us)))
                 }
                 denied @ (Outcome::Denied { .. } | Outcome::Never) => Err(denied),
             }

@@ -64,6 +64,7 @@ impl Algorithm {
         Self::SlidingWindow(Window { window_us, ceiling })
     }
 
+    #[inline]
     pub const fn window_us(&self) -> u64 {
         match self {
             Self::SlidingWindow(window) | Self::FixedWindow(window) | Self::SlidingLog(window) => window.window_us,
@@ -73,6 +74,7 @@ impl Algorithm {
 
     /// The time that answers count the ceiling by. For a leaky bucket it is that in which a full queue leaves, since the
     /// queue's length and the window have nothing to do with each other.
+    #[inline]
     pub const fn quota_us(&self) -> u64 {
         match self {
             Self::LeakyBucket { bucket, .. } => bucket.bucket().fill_ns() / 1000,
@@ -83,6 +85,7 @@ impl Algorithm {
     }
 
     /// The most that can pass at once.
+    #[inline]
     pub const fn ceiling(&self) -> u64 {
         match self {
             Self::SlidingWindow(window) | Self::FixedWindow(window) | Self::SlidingLog(window) => window.ceiling,
@@ -134,6 +137,7 @@ impl Algorithm {
         u32::try_from(share).unwrap_or(FULL).min(FULL)
     }
 
+    #[inline]
     pub const fn bucket(&self) -> Option<&Bucket> {
         match self {
             Self::SlidingWindow(_) | Self::FixedWindow(_) | Self::SlidingLog(_) => None,
@@ -205,6 +209,7 @@ impl Algorithm {
         }
     }
 
+    #[inline]
     pub fn remaining(&self, view: View, now_us: u64) -> u64 {
         match (self, view) {
             (Self::SlidingWindow(window), View::Windows(counts)) => window.remaining(&counts, now_us),
@@ -217,6 +222,7 @@ impl Algorithm {
     }
 
     /// End of the window, or when the bucket is as good as new.
+    #[inline]
     pub fn reset_us(&self, view: View, now_us: u64) -> u64 {
         match (self, view) {
             (Self::SlidingWindow(window) | Self::FixedWindow(window), View::Windows(counts)) => {

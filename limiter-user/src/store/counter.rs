@@ -1,6 +1,8 @@
 //! One counter as this node knows it: what it admitted itself, what the others are known to have admitted, and how
 //! much of its own the shared store has confirmed. Pure: `lua/sync.lua` is the other half of the exchange.
 
+use std::num::NonZeroU8;
+
 use limiter_common::{
     sliding_log,
     sliding_window::{Counts, Window},
@@ -88,12 +90,12 @@ pub enum SharedCounts {
     Log { admissions: Vec<LoggedAdmission> },
 }
 
-/// The tag beside the state fills what would be padding: a counter is as small as its numbers.
+/// The small numbers beside the state fill what would be padding: a counter is as small as its large ones.
 #[derive(Clone, Debug)]
 enum State {
-    Windows { tag: u32, counts: WindowState },
-    Bucket { tag: u32, bucket: BucketState },
-    Log { tag: u32, log: Box<LogState> },
+    Windows { tag: u32, charges: u8, counts: WindowState },
+    Bucket { tag: u32, charges: u8, bucket: BucketState },
+    Log { tag: u32, charges: u8, log: Box<LogState> },
 }
 
 #[derive(Clone, Debug)]
@@ -107,9 +109,11 @@ const _: () = assert!(size_of::<Counter>() == 8 + 8 + 7 * 8);
 impl Counter {
     pub(super) fn new(algorithm: &Algorithm, now_us: u64, tag: u32) -> Self {
         let state = match algorithm.kind() {
-            Kind::Windows => State::Windows { tag, counts: WindowState::new(now_us / algorithm.window_us()) },
-            Kind::Bucket(bucket) => State::Bucket { tag, bucket: BucketState::new(bucket, 0) },
-            Kind::Log(_) => State::Log { tag, log: Box::default() },
+            Kind::Windows => {
+                State::Windows { tag, charges: 0, counts: WindowState::new(now_us / algorithm.window_us()) }
+            }
+            Kind::Bucket(bucket) => State::Bucket { tag, charges: 0, bucket: BucketState::new(bucket, 0) },
+            Kind::Log(_) => State::Log { tag, charges: 0, log: Box::default() },
         };
         Self { window_us: algorithm.window_us(), state }
     }
@@ -183,22 +187,22 @@ impl Counter {
         let late = self.unconfirmed();
         let window_us = algorithm.window_us();
         let old = Window { window_us: self.window_us, ceiling: 0 };
-        let (tag, taken) = match &mut self.state {
-            State::Windows { tag, counts } => {
+        let (tag, charges, taken) = match &mut self.state {
+            State::Windows { tag, charges, counts } => {
                 counts.move_to(self.window_us, self.window_us, now_us);
-                (*tag, old.estimate(&counts.counts(), now_us))
+                (*tag, *charges, old.estimate(&counts.counts(), now_us))
             }
-            State::Bucket { tag, bucket } => (*tag, bucket.taken_units(now_us)),
-            State::Log { tag, log } => (*tag, log.used(&old, now_us)),
+            State::Bucket { tag, charges, bucket } => (*tag, *charges, bucket.taken_units(now_us)),
+            State::Log { tag, charges, log } => (*tag, *charges, log.used(&old, now_us)),
         };
         let tag = next_tag(tag);
         self.state = match algorithm.kind() {
-            Kind::Windows => State::Windows { tag, counts: WindowState::of_others(now_us / window_us, taken) },
+            Kind::Windows => State::Windows { tag, charges, counts: WindowState::of_others(now_us / window_us, taken) },
             Kind::Bucket(bucket) => {
                 let tat_ns = bucket.taken(0, in_ns(now_us), taken.min(bucket.burst()));
-                State::Bucket { tag, bucket: BucketState::new(bucket, tat_ns) }
+                State::Bucket { tag, charges, bucket: BucketState::new(bucket, tat_ns) }
             }
-            Kind::Log(_) => State::Log { tag, log: Box::new(LogState::of_others(now_us, taken)) },
+            Kind::Log(_) => State::Log { tag, charges, log: Box::new(LogState::of_others(now_us, taken)) },
         };
         self.window_us = window_us;
         late
@@ -207,10 +211,13 @@ impl Counter {
     /// The counter must have been moved to the request.
     #[inline]
     pub(super) fn charge(&mut self, algorithm: &Algorithm, now_us: u64, cost: u64) {
+        let (State::Windows { charges, .. } | State::Bucket { charges, .. } | State::Log { charges, .. }) =
+            &mut self.state;
+        *charges = charges.saturating_add(1);
         match (&mut self.state, algorithm.bucket()) {
             (State::Windows { counts, .. }, _) => counts.charge(cost),
             (State::Bucket { bucket: state, .. }, Some(bucket)) => state.charge(bucket, now_us, cost),
-            (State::Log { tag, log }, _) => log.charge(*tag, now_us, cost),
+            (State::Log { tag, log, .. }, _) => log.charge(*tag, now_us, cost),
             (State::Bucket { .. }, None) => {}
         }
     }
@@ -220,7 +227,7 @@ impl Counter {
         match (&mut self.state, algorithm.bucket()) {
             (State::Windows { counts, .. }, _) => counts.give_back(cost),
             (State::Bucket { bucket: state, .. }, Some(bucket)) => state.give_back(bucket, now_us, cost),
-            (State::Log { tag, log }, _) => log.give_back(*tag, cost),
+            (State::Log { tag, log, .. }, _) => log.give_back(*tag, cost),
             (State::Bucket { .. }, None) => {}
         }
     }
@@ -238,16 +245,10 @@ impl Counter {
         self.expires_us() <= now_us
     }
 
-    /// How much is in it: what is given up for want of room is that which has least.
-    pub(super) fn weight(&self, now_us: u64) -> u64 {
-        match &self.state {
-            State::Windows { counts, .. } => {
-                let counts = counts.counts();
-                counts.previous.saturating_add(counts.current)
-            }
-            State::Bucket { bucket, .. } => bucket.taken_units(now_us),
-            State::Log { log, .. } => log.weight(),
-        }
+    /// How often it was charged, up to 255: what is given up for want of room is what was asked for least.
+    pub(super) fn charges(&self) -> NonZeroU8 {
+        let (State::Windows { charges, .. } | State::Bucket { charges, .. } | State::Log { charges, .. }) = &self.state;
+        NonZeroU8::new(*charges).unwrap_or(NonZeroU8::MIN)
     }
 
     /// Own units that the shared store has not confirmed.
@@ -273,7 +274,7 @@ impl Counter {
         match &self.state {
             State::Windows { counts, .. } => counts.has_own_counts(),
             State::Bucket { bucket, .. } => bucket.has_own_counts(),
-            State::Log { tag, log } => log.has_own(*tag),
+            State::Log { tag, log, .. } => log.has_own(*tag),
         }
     }
 
@@ -288,9 +289,9 @@ impl Counter {
 
     pub(super) fn own_totals(&self, key: CounterKey) -> OwnTotals {
         let (tag, state) = match &self.state {
-            State::Windows { tag, counts } => (*tag, counts.own_state()),
-            State::Bucket { tag, bucket } => (*tag, bucket.own_state()),
-            State::Log { tag, log } => (*tag, OwnState::Log { admissions: log.untold() }),
+            State::Windows { tag, counts, .. } => (*tag, counts.own_state()),
+            State::Bucket { tag, bucket, .. } => (*tag, bucket.own_state()),
+            State::Log { tag, log, .. } => (*tag, OwnState::Log { admissions: log.untold() }),
         };
         OwnTotals { key, tag, window_us: self.window_us, state }
     }
@@ -303,16 +304,15 @@ impl Counter {
             return (0, false);
         }
         let late = match (&mut self.state, shared) {
-            (State::Windows { tag, counts }, &SharedCounts::Windows { counts: sums, own_previous, own_current })
-                if *tag == sent.tag =>
-            {
-                counts.learn(sums, own_previous, own_current)
-            }
-            (State::Bucket { tag, bucket }, &SharedCounts::Bucket { tat_ns, own_total }) if *tag == sent.tag => {
+            (
+                State::Windows { tag, counts, .. },
+                &SharedCounts::Windows { counts: sums, own_previous, own_current },
+            ) if *tag == sent.tag => counts.learn(sums, own_previous, own_current),
+            (State::Bucket { tag, bucket, .. }, &SharedCounts::Bucket { tat_ns, own_total }) if *tag == sent.tag => {
                 bucket.learn(tat_ns, own_total, now_us);
                 0
             }
-            (State::Log { tag, log }, SharedCounts::Log { admissions }) if *tag == sent.tag => {
+            (State::Log { tag, log, .. }, SharedCounts::Log { admissions }) if *tag == sent.tag => {
                 log.learn(admissions, *tag);
                 0
             }

@@ -9,34 +9,33 @@ use std::{
     sync::Arc,
 };
 
-use foldhash::{SharedSeed, quality::SeedableRandomState};
-use limiter_common::{sliding_window::Outcome, time::UnixMicros};
+use limiter_common::time::UnixMicros;
 use parking_lot::{Mutex, MutexGuard};
-use smallvec::SmallVec;
 
-use self::shard::{Shard, SlotIndex};
+use self::{index::KeyHash, shard::Shard};
 use super::{
-    At, Cell, CellOutcome, Charge, CounterKey, Outcomes, Store, StoreError,
-    algorithm::View,
+    At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
     counter::{OwnTotals, SharedCounts},
-    passes, taken_before,
 };
 use crate::clock::Clock;
 
+mod decide;
+mod index;
 mod shard;
 #[cfg(test)]
 mod tests;
 
 /// Enough that two cores rarely want the same lock.
 const MAX_SHARDS: usize = 64;
-/// Below this many counters a shard, fewer shards: a small bound must not evict by bad luck.
-const MIN_SHARD_CAPACITY: usize = 64;
+/// Below this many counters a shard, fewer shards: a small bound must not evict by bad luck, and one identity's counters
+/// of all rules are in one shard.
+const MIN_SHARD_CAPACITY: usize = 1024;
 /// Slots that one lock is held for during a sweep: a few microseconds.
 const SWEEP_STEPS: usize = 512;
 /// Calls of [`MemoryStore::sweep`] that look at everything once.
 const SWEEPS_PER_ROUND: usize = 32;
 /// Cells of a request up to which deciding it does not allocate.
-pub const INLINE_CELLS: usize = 8;
+pub const INLINE_CELLS: usize = 32;
 
 /// Numbers about the whole store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,24 +57,24 @@ pub struct MemoryStats {
 
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
-    hasher: SeedableRandomState,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Locked]>,
+}
+
+/// Apart from its neighbours, so that two threads with different shards do not wait for each other's cache lines.
+#[repr(align(128))]
+struct Locked(Mutex<Shard>);
+
+impl Locked {
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, Shard> {
+        self.0.lock()
+    }
 }
 
 impl std::fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MemoryStore").field("stats", &self.stats()).finish_non_exhaustive()
     }
-}
-
-/// Where one cell of a request is, and what its counter said before the request.
-struct Place {
-    hash: u64,
-    shard: usize,
-    /// Index into the locks that the request holds.
-    lock: usize,
-    slot: Option<SlotIndex>,
-    view: View,
 }
 
 impl MemoryStore {
@@ -94,110 +93,19 @@ impl MemoryStore {
         let wanted = (max_counters / MIN_SHARD_CAPACITY).clamp(1, MAX_SHARDS);
         // The power of two below, so that the shards' capacities add up to at most `max_counters`.
         let count = 1 << wanted.ilog2();
-        // `RandomState` holds keys from the operating system: nobody outside can choose keys that collide.
-        let random = |purpose: &str| RandomState::new().hash_one(purpose);
-        let shard = |_| Mutex::new(Shard::new(max_counters / count, shared, random("eviction")));
-        Self {
-            clock,
-            hasher: SeedableRandomState::with_seed(random("per hasher"), shared_seed()),
-            shards: (0..count).map(shard).collect(),
-        }
+        // Another for each store, since the tags of counters come of it: the operating system's.
+        let random = RandomState::new();
+        let shard = |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number));
+        let shard = |number| Locked(Mutex::new(shard(number)));
+        Self { clock, shards: (0..count).map(shard).collect() }
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
 
-    /// Decides all cells at once. All of them are charged, or none; the outcomes are in the order of `cells`.
-    ///
-    /// `now` should be of this store's clock, and may be a little older than that of a request decided before.
-    pub fn decide(&self, now: UnixMicros, charge: Charge, cells: &[Cell]) -> Outcomes {
-        let now_us = now.get();
-        let mut places = self.places(cells);
-        let mut locks = self.lock(&mut places);
-        let mut outcomes = Outcomes::new();
-
-        for (number, cell) in cells.iter().enumerate() {
-            let place = &mut places[number];
-            let shard = &mut locks[place.lock];
-            let algorithm = &cell.algorithm;
-            place.slot = shard.find(place.hash, &cell.key);
-            // A counter that appears twice in a request has to hold the sum.
-            let taken = if number == 0 { 0 } else { taken_before(cells, &outcomes, number) };
-            let need = cell.cost.saturating_add(taken);
-            let unused = || algorithm.unused(now_us);
-            place.view = match (place.slot, charge) {
-                (None, _) => unused(),
-                (Some(slot), Charge::Commit | Charge::Refund) => {
-                    shard.move_to(slot, algorithm, now_us);
-                    shard.counter(slot).map_or_else(unused, |counter| counter.view(algorithm, now_us, need))
-                }
-                (Some(slot), Charge::Peek) => {
-                    shard.counter(slot).map_or_else(unused, |counter| counter.peek(algorithm, now_us, need))
-                }
-            };
-            if charge == Charge::Refund {
-                if let Some(slot) = place.slot {
-                    shard.give_back(slot, algorithm, now_us, cell.cost);
-                    place.view = shard.counter(slot).map_or_else(unused, |counter| counter.view(algorithm, now_us, 0));
-                }
-                outcomes.push(CellOutcome::new(Outcome::Allowed, algorithm.reset_us(place.view, now_us)));
-                continue;
-            }
-            let (outcome, delay_us) = algorithm.check(algorithm.taken(place.view, now_us, taken), now_us, cell.cost);
-            outcomes.push(CellOutcome { delay_us, ..CellOutcome::new(outcome, 0) });
-        }
-
-        let charged = charge == Charge::Commit && passes(cells, &outcomes);
-        if charged {
-            charge_all(cells, &places, &outcomes, &mut locks, now_us);
-        }
-        drop(locks);
-
-        for number in 0..cells.len() {
-            let algorithm = &cells[number].algorithm;
-            let mut view = places[number].view;
-            if charged {
-                let same = |other: &usize| {
-                    outcomes[*other].outcome == Outcome::Allowed
-                        && places[*other].hash == places[number].hash
-                        && cells[*other].key == cells[number].key
-                };
-                let cost = (0..cells.len()).filter(same).fold(0u64, |sum, other| sum.saturating_add(cells[other].cost));
-                view = algorithm.taken(view, now_us, cost);
-            }
-            outcomes[number].remaining = algorithm.remaining(view, now_us);
-            outcomes[number].reset_us = algorithm.reset_us(view, now_us);
-        }
-        outcomes
-    }
-
-    fn places(&self, cells: &[Cell]) -> SmallVec<[Place; INLINE_CELLS]> {
-        let place = |cell: &Cell| {
-            let hash = self.hasher.hash_one(&cell.key);
-            Place { hash, shard: self.shard_of(hash), lock: 0, slot: None, view: View::default() }
-        };
-        cells.iter().map(place).collect()
-    }
-
-    /// Locks the shards of all places, each once, in ascending order: two requests never wait for each other.
-    fn lock(&self, places: &mut [Place]) -> SmallVec<[MutexGuard<'_, Shard>; INLINE_CELLS]> {
-        let mut order: SmallVec<[usize; INLINE_CELLS]> = places.iter().map(|place| place.shard).collect();
-        order.sort_unstable();
-        order.dedup();
-        for place in places {
-            place.lock = order.binary_search(&place.shard).unwrap_or(0);
-        }
-        order.iter().map(|&shard| self.shards[shard].lock()).collect()
-    }
-
-    fn hash(&self, key: &CounterKey) -> u64 {
-        self.hasher.hash_one(key)
-    }
-
-    /// By the middle bits: the table uses the low and the high ones.
-    fn shard_of(&self, hash: u64) -> usize {
-        usize::try_from((hash >> 32) & (self.shards.len() as u64 - 1)).unwrap_or(0)
+    fn shard_of(&self, hash: KeyHash) -> MutexGuard<'_, Shard> {
+        self.shards[hash.shard(self.shards.len())].lock()
     }
 
     /// Removes some of the counters that have expired; all of them within 32 calls. To be called once a second.
@@ -229,14 +137,14 @@ impl MemoryStore {
 
     /// Takes what the shared store answered to `sent` at `now`.
     pub fn apply(&self, sent: &OwnTotals, shared: &SharedCounts, now: UnixMicros) {
-        let hash = self.hash(&sent.key);
-        self.shards[self.shard_of(hash)].lock().learn(hash, sent, shared, now.get());
+        let hash = KeyHash::of_key(&sent.key);
+        self.shard_of(hash).learn(hash, sent, shared, now.get());
     }
 
     /// Puts a counter back into the queue: what was sent may not have arrived.
     pub fn requeue(&self, key: &CounterKey) {
-        let hash = self.hash(key);
-        self.shards[self.shard_of(hash)].lock().requeue(hash, key);
+        let hash = KeyHash::of_key(key);
+        self.shard_of(hash).requeue(hash, key);
     }
 
     /// Queues every counter that holds counts of a live window, for a shared store that has lost them. Returns the
@@ -265,36 +173,6 @@ impl MemoryStore {
             shard.lock().add_stats(&mut stats);
         }
         stats
-    }
-}
-
-/// foldhash's second seed is one for the process.
-fn shared_seed() -> &'static SharedSeed {
-    static SEED: std::sync::OnceLock<SharedSeed> = std::sync::OnceLock::new();
-    SEED.get_or_init(|| SharedSeed::from_u64(RandomState::new().hash_one("shared")))
-}
-
-/// Charges the cells that allow. Existing counters first: an insertion invalidates the slots.
-fn charge_all(
-    cells: &[Cell],
-    places: &[Place],
-    outcomes: &[CellOutcome],
-    locks: &mut [MutexGuard<'_, Shard>],
-    now_us: u64,
-) {
-    let allowed = || {
-        let all = cells.iter().zip(places).zip(outcomes);
-        all.filter(|(_, outcome)| outcome.outcome == Outcome::Allowed).map(|((cell, place), _)| (cell, place))
-    };
-    for (cell, place) in allowed() {
-        if let Some(slot) = place.slot {
-            locks[place.lock].charge(slot, &cell.algorithm, now_us, cell.cost);
-        }
-    }
-    for (cell, place) in allowed() {
-        if place.slot.is_none() {
-            locks[place.lock].charge_new(place.hash, &cell.key, &cell.algorithm, now_us, cell.cost);
-        }
     }
 }
 

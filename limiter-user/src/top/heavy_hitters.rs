@@ -15,6 +15,10 @@ pub(super) trait Decay: Default {
 pub(super) struct HeavyHitters<K, D> {
     capacity: usize,
     entries: HashMap<K, Entry<D>, foldhash::fast::RandomState>,
+    /// Keys that had the least weight when somebody looked last, and that weight: as long as one of them still has it, nobody
+    /// looks again, for no weight falls but by decay.
+    lightest: Vec<K>,
+    least: u64,
 }
 
 #[derive(Debug)]
@@ -26,23 +30,38 @@ struct Entry<D> {
 
 impl<K: Clone + Eq + Hash, D: Decay> HeavyHitters<K, D> {
     pub(super) fn new(capacity: usize) -> Self {
-        Self { capacity, entries: HashMap::default() }
+        Self { capacity, entries: HashMap::default(), lightest: Vec::new(), least: 0 }
     }
 
     /// Adds to the weight of `key`, and gives what is kept about it: that of this key alone, from when it got its entry.
     pub(super) fn add(&mut self, key: K, weight: u64) -> &mut D {
         let mut inherited = 0;
         if self.entries.len() >= self.capacity && !self.entries.contains_key(&key) {
-            let lightest = self.entries.iter().min_by_key(|(_, entry)| entry.weight).map(|(key, _)| key.clone());
-            let pushed_out = lightest.and_then(|key| self.entries.remove(&key));
-            inherited = pushed_out.map_or(0, |entry| entry.weight);
+            inherited = self.push_out();
         }
         let entry = self.entries.entry(key).or_insert_with(|| Entry { weight: inherited, detail: D::default() });
         entry.weight = entry.weight.saturating_add(weight);
         &mut entry.detail
     }
 
+    /// Removes one of the lightest, and gives its weight.
+    fn push_out(&mut self) -> u64 {
+        loop {
+            while let Some(key) = self.lightest.pop() {
+                if self.entries.get(&key).is_some_and(|entry| entry.weight == self.least) {
+                    self.entries.remove(&key);
+                    return self.least;
+                }
+            }
+            let Some(least) = self.entries.values().map(|entry| entry.weight).min() else { return 0 };
+            self.least = least;
+            let lightest = self.entries.iter().filter(|(_, entry)| entry.weight == least);
+            self.lightest.extend(lightest.map(|(key, _)| key.clone()));
+        }
+    }
+
     pub(super) fn decay(&mut self) {
+        self.lightest.clear();
         self.entries.retain(|_, entry| {
             entry.weight = seven_eighths(entry.weight);
             entry.detail.decay();
@@ -98,6 +117,30 @@ mod tests {
         assert_eq!(heaviest.iter().map(|(key, _)| *key).collect::<Vec<_>>(), [7, 8]);
         assert!((9_000..=10_000).contains(&heaviest[0].1), "{heaviest:?}");
         assert_eq!(hitters.entries.len(), 64);
+    }
+
+    #[test]
+    fn who_is_pushed_out_is_one_of_the_lightest() {
+        let mut hitters = HeavyHitters::new(8);
+        for round in 0..10_000u32 {
+            let key = round.wrapping_mul(2_654_435_761) >> 27;
+            let least = hitters.entries.values().map(|entry| entry.weight).min().unwrap_or(0);
+            let is_full = hitters.entries.len() == 8 && !hitters.entries.contains_key(&key);
+            let before: HashMap<u32, u64> = hitters.entries.iter().map(|(key, entry)| (*key, entry.weight)).collect();
+            add(&mut hitters, key, u64::from(round % 3 + 1));
+            let gone: Vec<u64> = before
+                .iter()
+                .filter(|(key, _)| !hitters.entries.contains_key(key))
+                .map(|(_, weight)| *weight)
+                .collect();
+            assert_eq!(gone, if is_full { vec![least] } else { vec![] });
+            if is_full {
+                assert_eq!(hitters.entries[&key].weight, least + u64::from(round % 3 + 1));
+            }
+            if round % 1000 == 0 {
+                hitters.decay();
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What every store does. Times are given, so that nothing depends on how fast a test runs.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc};
 
 use limiter_common::{
     bucket::Bucket,
@@ -11,6 +11,7 @@ use limiter_common::{
 use limiter_tests::{redis_cluster::RedisCluster, redis_server::RedisServer, vectors};
 use limiter_user::{
     clock::ManualClock,
+    policy::{Limit, Policy},
     store::{
         Algorithm, At, Cell, CellOutcome, Charge, CounterKey, Identity, Store,
         memory::MemoryStore,
@@ -669,6 +670,85 @@ async fn another_algorithm_by_a_new_policy_is_no_fresh_counter<F: Fixture>() {
     }
 }
 
+/// Limits and windows around the powers of two at which numbers of other programs end: the policy refuses them, or the
+/// counter is right to the unit.
+async fn every_limit_and_window_is_refused_or_counted_to_the_unit<F: Fixture>() {
+    const LARGEST: u64 = 1 << 53;
+    const EXTREMES: [u64; 10] =
+        [0, 1, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 1, (1 << 32) + 1, LARGEST, LARGEST + 1, u64::MAX];
+    let fixture = F::start().await;
+    let (mut counted, mut refused) = (BTreeMap::new(), BTreeMap::new());
+    for name in ["sliding_window", "fixed_window", "token_bucket", "leaky_bucket", "sliding_log"] {
+        for (limit, window_us) in EXTREMES.into_iter().flat_map(|limit| EXTREMES.map(|window_us| (limit, window_us))) {
+            let what = format!("{name} {limit} {window_us}");
+            let queue = limit.saturating_sub(1).clamp(1, LARGEST);
+            let burst = if name == "leaky_bucket" { format!("burst = {queue}\n") } else { String::new() };
+            let text = format!(
+                "[[rules]]\nid = \"r\"\nscope = \"user\"\nalgorithm = \"{name}\"\nlimit = {limit}\nwindow = \"{window_us}us\"\n{burst}"
+            );
+            let is_possible = (1..=LARGEST).contains(&limit)
+                && (1000..=366 * 24 * 60 * MINUTE).contains(&window_us)
+                && match name {
+                    "token_bucket" => Bucket::new(limit, window_us, limit).is_ok(),
+                    "leaky_bucket" => Bucket::new(limit, window_us, queue + 1).is_ok(),
+                    "sliding_log" => limit <= 10_000,
+                    _ => true,
+                };
+            let policy = match Policy::parse(Path::new("/policy.toml"), &text) {
+                Ok(policy) => policy,
+                Err(error) => {
+                    assert!(!is_possible, "{what}: {error}");
+                    *refused.entry(name).or_insert(0) += 1;
+                    continue;
+                }
+            };
+            assert!(is_possible, "{what}");
+            if window_us < F::SHORTEST_WINDOW_US {
+                continue;
+            }
+            let Limit::Limited(algorithm) = policy.rules[0].limit else { panic!("{what}: no limit") };
+            assert_eq!(algorithm.ceiling(), if name == "leaky_bucket" { queue + 1 } else { limit }, "{what}");
+            counts_to_the_unit(fixture.store(), algorithm, &what).await;
+            *counted.entry(name).or_insert(0) += 1;
+        }
+    }
+    assert_eq!((counted.len(), refused.len()), (5, 5), "{counted:?} {refused:?}");
+}
+
+async fn counts_to_the_unit(store: &impl Store, algorithm: Algorithm, what: &str) {
+    // Redis counts in doubles, and so what comes next to the largest number is exact, and no more than that.
+    let ceiling = algorithm.ceiling().min((1 << 53) - 1);
+    let with = |cost| [Cell { algorithm, cost, ..cell(user(what, "extremes"), 0) }];
+    assert_eq!(check(store, T0, &with(ceiling.saturating_add(2))).await[0].outcome, Outcome::Never, "{what}");
+    let is_leaky = matches!(algorithm, Algorithm::LeakyBucket { .. });
+    let mut left = ceiling;
+    // Of a slow queue the second would wait longer than anybody may.
+    for cost in if is_leaky { [ceiling, 0, 0, 0] } else { [ceiling.saturating_sub(3), 1, 1, 1] } {
+        if cost == 0 || cost > left {
+            continue;
+        }
+        let answer = check(store, T0, &with(cost)).await[0];
+        left -= cost;
+        assert_eq!(answer.outcome, Outcome::Allowed, "{what} {cost}");
+        // The largest limit of all is one more than Redis counts to.
+        if !is_leaky {
+            assert!(answer.remaining - left <= algorithm.ceiling() - ceiling, "{what} {answer:?}");
+        }
+        let dear = check(store, T0, &with(left + 2)).await[0].outcome;
+        assert!(is_denied(dear) || dear == Outcome::Never, "{what} {left}");
+    }
+    assert_eq!(left, 0, "{what}");
+    let cost = 1 + algorithm.ceiling() - ceiling;
+    let Outcome::Denied { retry_after_us } = check(store, T0, &with(cost)).await[0].outcome else {
+        // Two at a time out of one.
+        assert!(cost > algorithm.ceiling(), "{what}");
+        return;
+    };
+    assert!(is_denied(peek(store, T0 + retry_after_us - 1, &with(cost)).await[0].outcome), "{what} {retry_after_us}");
+    let then = peek(store, T0 + retry_after_us, &with(cost)).await[0].outcome;
+    assert_eq!(then, Outcome::Allowed, "{what} {retry_after_us}");
+}
+
 async fn a_bucket_of_another_size_keeps_the_share_that_is_taken<F: Fixture>() {
     let fixture = F::start().await;
     for (name, from, taken, to, remaining) in [
@@ -770,6 +850,7 @@ macro_rules! store_suite {
             counters_of_other_rules_and_identities_are_apart,
             counts_near_powers_of_two_neither_wrap_nor_blur,
             no_parameter_means_unlimited,
+            every_limit_and_window_is_refused_or_counted_to_the_unit,
             a_counter_that_appears_twice_holds_the_sum,
             a_lowered_limit_denies_with_nothing_remaining,
             a_counter_is_fresh_after_two_windows,

@@ -91,10 +91,6 @@ impl LogState {
         sliding_log::used(window, self.admissions(), now_us)
     }
 
-    pub(super) fn weight(&self) -> u64 {
-        self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.admission.cost))
-    }
-
     pub(super) fn unconfirmed(&self) -> u64 {
         let untold = self.entries.iter().filter(|entry| !entry.told);
         untold.fold(0, |sum, entry| sum.saturating_add(entry.admission.cost))

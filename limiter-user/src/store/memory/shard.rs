@@ -2,30 +2,34 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    num::NonZeroU8,
+    ops::Range,
     sync::Arc,
 };
 
-use hashbrown::HashTable;
-
-use super::MemoryStats;
+use super::{
+    MemoryStats,
+    index::{Index, KeyHash},
+};
 use crate::store::{
-    CounterKey,
-    algorithm::Algorithm,
+    CellRef, Charge, CounterKey,
+    algorithm::{Algorithm, View},
     counter::{Counter, OwnTotals, SharedCounts},
 };
 
 /// Counters that a full shard looks at before it gives one up.
 const SAMPLE: usize = 8;
 
+/// Two cache lines side by side, which processors fetch together.
 #[derive(Debug)]
+#[repr(align(128))]
 struct Entry {
     key: CounterKey,
-    hash: u64,
     counter: Counter,
 }
 
-// What a counter costs, beside its place in the table: a million of them are to fit into 256 MB.
-const _: () = assert!(size_of::<Option<Entry>>() <= 120);
+// What a counter costs, beside its places in the tables: a million of them are to fit into 256 MB.
+const _: () = assert!(size_of::<Option<Entry>>() == 128);
 
 /// A bit a slot.
 #[derive(Debug, Default)]
@@ -56,8 +60,112 @@ impl Bits {
 pub(super) struct SlotIndex(u32);
 
 impl SlotIndex {
-    const fn get(self) -> usize {
+    #[inline]
+    pub(super) const fn of_number(number: u32) -> Self {
+        Self(number)
+    }
+
+    #[inline]
+    pub(super) const fn number(self) -> u32 {
+        self.0
+    }
+
+    #[inline]
+    pub(super) const fn get(self) -> usize {
         self.0 as usize
+    }
+}
+
+/// Slots in the order in which they came, each once at most, whoever lives in it.
+#[derive(Debug, Default)]
+struct Line {
+    slots: VecDeque<SlotIndex>,
+    /// The slots in it.
+    waiting: Bits,
+}
+
+impl Line {
+    fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Makes room for so many slots, so that joining allocates nothing.
+    fn reserve(&mut self, slots: usize) {
+        self.waiting.reserve(slots);
+        self.slots.reserve(slots.saturating_sub(self.slots.len()));
+    }
+
+    #[inline]
+    fn join(&mut self, slot: SlotIndex) {
+        if !self.waiting.set(slot) {
+            self.slots.push_back(slot);
+        }
+    }
+
+    fn next(&mut self) -> Option<SlotIndex> {
+        let slot = self.slots.pop_front()?;
+        self.waiting.clear(slot);
+        Some(slot)
+    }
+}
+
+/// Slots that come into being at a time: 32 kB. They stay where they are, so that nothing is copied while requests wait,
+/// and no hole is left in the heap.
+const BLOCK: usize = 256;
+
+type Block = Box<[Option<Entry>; BLOCK]>;
+
+#[derive(Debug, Default)]
+struct Slots {
+    blocks: Vec<Block>,
+    /// Those that were ever used.
+    len: usize,
+}
+
+impl Slots {
+    #[inline]
+    fn get(&self, slot: SlotIndex) -> Option<&Entry> {
+        self.blocks.get(slot.get() / BLOCK)?[slot.get() % BLOCK].as_ref()
+    }
+
+    #[inline]
+    fn get_mut(&mut self, slot: SlotIndex) -> Option<&mut Entry> {
+        self.blocks.get_mut(slot.get() / BLOCK)?[slot.get() % BLOCK].as_mut()
+    }
+
+    fn take(&mut self, slot: SlotIndex) -> Option<Entry> {
+        self.blocks.get_mut(slot.get() / BLOCK)?[slot.get() % BLOCK].take()
+    }
+
+    fn put(&mut self, slot: SlotIndex, entry: Entry) {
+        self.blocks[slot.get() / BLOCK][slot.get() % BLOCK] = Some(entry);
+    }
+
+    fn is_full(&self) -> bool {
+        self.len == self.blocks.len() * BLOCK
+    }
+
+    fn grow(&mut self) {
+        let block: Box<[Option<Entry>]> = (0..BLOCK).map(|_| None).collect();
+        if let Ok(block) = block.try_into() {
+            self.blocks.push(block);
+        }
+    }
+
+    /// The next slot that nobody has used. There must be one.
+    fn next(&mut self) -> SlotIndex {
+        self.len += 1;
+        SlotIndex(u32::try_from(self.len - 1).unwrap_or(u32::MAX))
+    }
+
+    fn range(&self, slots: Range<usize>) -> impl Iterator<Item = &Entry> {
+        (slots.start..slots.end.min(self.len))
+            .filter_map(|slot| self.get(SlotIndex(u32::try_from(slot).unwrap_or(u32::MAX))))
+    }
+
+    /// Of a slot in the index, which is therefore not free.
+    fn hash_of(&self, slot: SlotIndex) -> KeyHash {
+        self.get(slot).map_or(KeyHash::NONE, |entry| KeyHash::of_key(&entry.key))
     }
 }
 
@@ -66,12 +174,13 @@ pub(super) struct Shard {
     capacity: usize,
     /// Whether counters are queued to be sent to other nodes.
     shared: bool,
-    slots: Vec<Option<Entry>>,
+    slots: Slots,
     free: Vec<SlotIndex>,
-    table: HashTable<SlotIndex>,
-    queue: VecDeque<SlotIndex>,
-    /// The slots in `queue`, which therefore holds each slot once at most, whoever lives in it.
-    queued: Bits,
+    index: Index,
+    /// Counters to be sent to other nodes.
+    queue: Line,
+    /// Counters that were charged once, the oldest first, and some that have been charged again since.
+    newcomers: Line,
     sweep_at: usize,
     /// State of an xorshift generator; it only has to be hard to guess from outside.
     random: u64,
@@ -86,11 +195,11 @@ impl Shard {
         Self {
             capacity: capacity.clamp(1, u32::MAX as usize),
             shared,
-            slots: Vec::new(),
+            slots: Slots::default(),
             free: Vec::new(),
-            table: HashTable::new(),
-            queue: VecDeque::new(),
-            queued: Bits::default(),
+            index: Index::default(),
+            queue: Line::default(),
+            newcomers: Line::default(),
             sweep_at: 0,
             random: seed | 1,
             evicted: 0,
@@ -100,95 +209,112 @@ impl Shard {
         }
     }
 
-    pub(super) fn find(&self, hash: u64, key: &CounterKey) -> Option<SlotIndex> {
-        self.table
-            .find(hash, |slot| {
-                self.slots[slot.get()].as_ref().is_some_and(|entry| entry.hash == hash && entry.key == *key)
-            })
-            .copied()
-    }
-
-    pub(super) fn counter(&self, slot: SlotIndex) -> Option<&Counter> {
-        self.slots[slot.get()].as_ref().map(|entry| &entry.counter)
-    }
-
-    /// Moves the counter to `now_us`, and to what its rule is by now.
     #[inline]
-    pub(super) fn move_to(&mut self, slot: SlotIndex, algorithm: &Algorithm, now_us: u64) {
-        if let Some(entry) = &mut self.slots[slot.get()] {
-            let late = entry.counter.move_to(algorithm, now_us);
-            self.count_late(late);
+    pub(super) fn find(&self, hash: KeyHash, cell: &CellRef<'_>) -> Option<SlotIndex> {
+        self.index.find(hash, |slot| self.slots.get(slot).is_some_and(|entry| cell.is_of(&entry.key)))
+    }
+
+    fn find_key(&self, hash: KeyHash, key: &CounterKey) -> Option<SlotIndex> {
+        self.index.find(hash, |slot| self.slots.get(slot).is_some_and(|entry| entry.key == *key))
+    }
+
+    #[inline]
+    fn counter(&self, slot: SlotIndex) -> Option<&Counter> {
+        self.slots.get(slot).map(|entry| &entry.counter)
+    }
+
+    /// What the counter says to a cell that needs so much. A peek changes nothing; else the counter is moved to `now_us`,
+    /// and to what its rule is by now.
+    #[inline]
+    pub(super) fn view(
+        &mut self,
+        slot: Option<SlotIndex>,
+        algorithm: &Algorithm,
+        charge: Charge,
+        now_us: u64,
+        need: u64,
+    ) -> View {
+        let entry = slot.and_then(|slot| self.slots.get_mut(slot));
+        let Some(Entry { counter, .. }) = entry else { return algorithm.unused(now_us) };
+        if charge == Charge::Peek {
+            return counter.peek(algorithm, now_us, need);
         }
+        let late = counter.move_to(algorithm, now_us);
+        let view = counter.view(algorithm, now_us, need);
+        self.count_late(late);
+        view
     }
 
     /// The counter must have been moved to the request.
     #[inline]
     pub(super) fn charge(&mut self, slot: SlotIndex, algorithm: &Algorithm, now_us: u64, cost: u64) {
-        if let Some(entry) = &mut self.slots[slot.get()] {
+        if let Some(entry) = self.slots.get_mut(slot) {
             entry.counter.charge(algorithm, now_us, cost);
             self.enqueue(slot);
         }
     }
 
     /// Charges a counter that may not exist yet. Invalidates every `SlotIndex`.
-    pub(super) fn charge_new(&mut self, hash: u64, key: &CounterKey, algorithm: &Algorithm, now_us: u64, cost: u64) {
-        let slot = self.find(hash, key).unwrap_or_else(|| {
+    pub(super) fn charge_new(&mut self, hash: KeyHash, cell: &CellRef<'_>, now_us: u64) {
+        let slot = self.find(hash, cell).unwrap_or_else(|| {
             let tag = u32::try_from(self.random() >> 32).unwrap_or(0);
-            self.insert(Entry { key: key.clone(), hash, counter: Counter::new(algorithm, now_us, tag) }, now_us)
+            let counter = Counter::new(&cell.algorithm, now_us, tag);
+            self.insert(hash, Entry { key: cell.key(), counter }, now_us)
         });
-        self.charge(slot, algorithm, now_us, cost);
+        self.charge(slot, &cell.algorithm, now_us, cell.cost);
     }
 
     /// The counter must have been moved to the request.
     pub(super) fn give_back(&mut self, slot: SlotIndex, algorithm: &Algorithm, now_us: u64, cost: u64) {
-        if let Some(entry) = &mut self.slots[slot.get()] {
+        if let Some(entry) = self.slots.get_mut(slot) {
             entry.counter.give_back(algorithm, now_us, cost);
             self.enqueue(slot);
         }
     }
 
-    fn insert(&mut self, entry: Entry, now_us: u64) -> SlotIndex {
-        if self.table.len() >= self.capacity {
+    fn insert(&mut self, hash: KeyHash, entry: Entry, now_us: u64) -> SlotIndex {
+        if self.index.len() >= self.capacity {
             self.make_room(now_us);
         }
-        let hash = entry.hash;
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.slots[slot.get()] = Some(entry);
-                slot
+        let slot = self.free.pop().unwrap_or_else(|| {
+            if self.slots.is_full() {
+                self.grow();
             }
-            None => {
-                let slot = SlotIndex(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
-                self.slots.push(Some(entry));
-                // Here, and not when a request charges an existing counter.
-                if self.shared {
-                    self.queued.reserve(self.slots.capacity());
-                    if self.queue.capacity() < self.slots.len() {
-                        self.queue.reserve(self.slots.capacity() - self.queue.len());
-                    }
-                }
-                slot
-            }
-        };
+            self.slots.next()
+        });
+        self.slots.put(slot, entry);
         let slots = &self.slots;
-        self.table.insert_unique(hash, slot, |slot| slots[slot.get()].as_ref().map_or(0, |entry| entry.hash));
+        self.index.insert(hash, slot, |slot| slots.hash_of(slot));
+        self.newcomers.join(slot);
         slot
     }
 
-    /// Gives up a counter of a full shard: one that has expired if a few steps of the sweep find one, else of a random
-    /// sample the one that expires first, and among those the one with the least in it.
+    /// Everything at once, so that a request which charges existing counters allocates nothing.
+    fn grow(&mut self) {
+        self.slots.grow();
+        let slots = self.slots.blocks.len() * BLOCK;
+        self.newcomers.reserve(slots);
+        if self.shared {
+            self.queue.reserve(slots);
+        }
+    }
+
+    /// Gives up a counter of a full shard: one that has expired if a few steps of the sweep find one, else the oldest of
+    /// those that were charged only once. So whoever comes under ever new names pushes out what came so before, and nobody
+    /// who has come back. Where all have, it is one of a random sample: of those charged least the one that expires first.
     fn make_room(&mut self, now_us: u64) {
         if self.sweep(SAMPLE, now_us) > 0 {
             return;
         }
-        let victim = (0..SAMPLE)
-            .filter_map(|_| {
+        let victim = self.oldest_newcomer().or_else(|| {
+            let sample = (0..SAMPLE).filter_map(|_| {
                 let slot = self.random_slot();
                 let counter = self.counter(slot)?;
-                Some((counter.expires_us(), counter.weight(now_us), slot))
-            })
-            .min_by_key(|(expires_us, count, _)| (*expires_us, *count));
-        if let Some((_, _, slot)) = victim
+                Some((counter.charges().ilog2(), counter.expires_us(), slot))
+            });
+            sample.min_by_key(|(charges, expires_us, _)| (*charges, *expires_us)).map(|(_, _, slot)| slot)
+        });
+        if let Some(slot) = victim
             && let Some(entry) = self.remove(slot)
         {
             self.evicted += 1;
@@ -199,6 +325,15 @@ impl Shard {
         }
     }
 
+    fn oldest_newcomer(&mut self) -> Option<SlotIndex> {
+        while let Some(slot) = self.newcomers.next() {
+            if self.counter(slot).is_some_and(|counter| counter.charges() == NonZeroU8::MIN) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
     fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -207,15 +342,14 @@ impl Shard {
     }
 
     fn random_slot(&mut self) -> SlotIndex {
-        let slot = (u128::from(self.random()) * self.slots.len() as u128) >> 64;
+        let slot = (u128::from(self.random()) * self.slots.len as u128) >> 64;
         SlotIndex(u32::try_from(slot).unwrap_or(0))
     }
 
     fn remove(&mut self, slot: SlotIndex) -> Option<Entry> {
-        let entry = self.slots[slot.get()].take()?;
-        if let Ok(occupied) = self.table.find_entry(entry.hash, |other| *other == slot) {
-            occupied.remove();
-        }
+        let slots = &self.slots;
+        self.index.remove(slots.hash_of(slot), slot, |slot| slots.hash_of(slot));
+        let entry = self.slots.take(slot)?;
         self.free.push(slot);
         Some(entry)
     }
@@ -223,8 +357,8 @@ impl Shard {
     /// Looks at the next `steps` slots and removes what has expired; returns how many those were.
     pub(super) fn sweep(&mut self, steps: usize, now_us: u64) -> usize {
         let mut removed = 0;
-        for _ in 0..steps.min(self.slots.len()) {
-            self.sweep_at = (self.sweep_at + 1) % self.slots.len();
+        for _ in 0..steps.min(self.slots.len) {
+            self.sweep_at = (self.sweep_at + 1) % self.slots.len;
             let slot = SlotIndex(u32::try_from(self.sweep_at).unwrap_or(0));
             if self.counter(slot).is_some_and(|counter| counter.is_expired(now_us))
                 && let Some(entry) = self.remove(slot)
@@ -238,18 +372,20 @@ impl Shard {
     }
 
     pub(super) fn slots(&self) -> usize {
-        self.slots.len()
+        self.slots.len
     }
 
+    #[inline]
     fn count_late(&mut self, units: u64) {
         if self.shared {
             self.late_units = self.late_units.saturating_add(units);
         }
     }
 
+    #[inline]
     fn enqueue(&mut self, slot: SlotIndex) {
-        if self.shared && !self.queued.set(slot) {
-            self.queue.push_back(slot);
+        if self.shared {
+            self.queue.join(slot);
         }
     }
 
@@ -257,10 +393,9 @@ impl Shard {
     pub(super) fn take_queued(&mut self, now_us: u64, max: usize, out: &mut Vec<OwnTotals>) {
         let mut taken = 0;
         while taken < max
-            && let Some(slot) = self.queue.pop_front()
+            && let Some(slot) = self.queue.next()
         {
-            self.queued.clear(slot);
-            let Some(entry) = &mut self.slots[slot.get()] else { continue };
+            let Some(entry) = self.slots.get_mut(slot) else { continue };
             let late = entry.counter.advance_to(now_us);
             // What had to be sent belongs to windows that are over.
             if entry.counter.has_own_counts() {
@@ -271,14 +406,14 @@ impl Shard {
         }
     }
 
-    pub(super) fn requeue(&mut self, hash: u64, key: &CounterKey) {
-        if let Some(slot) = self.find(hash, key) {
+    pub(super) fn requeue(&mut self, hash: KeyHash, key: &CounterKey) {
+        if let Some(slot) = self.find_key(hash, key) {
             self.enqueue(slot);
         }
     }
 
     pub(super) fn queue_live(&mut self, now_us: u64) -> usize {
-        for slot in 0..self.slots.len() {
+        for slot in 0..self.slots.len {
             let slot = SlotIndex(u32::try_from(slot).unwrap_or(0));
             if self.counter(slot).is_some_and(|counter| !counter.is_expired(now_us) && counter.has_own_counts()) {
                 self.enqueue(slot);
@@ -288,9 +423,9 @@ impl Shard {
     }
 
     /// Takes what the shared store said about totals that this node sent. A counter that has been given up is left alone.
-    pub(super) fn learn(&mut self, hash: u64, sent: &OwnTotals, shared: &SharedCounts, now_us: u64) {
-        let Some(slot) = self.find(hash, &sent.key) else { return };
-        let Some(entry) = &mut self.slots[slot.get()] else { return };
+    pub(super) fn learn(&mut self, hash: KeyHash, sent: &OwnTotals, shared: &SharedCounts, now_us: u64) {
+        let Some(slot) = self.find_key(hash, &sent.key) else { return };
+        let Some(entry) = self.slots.get_mut(slot) else { return };
         let (late, more) = entry.counter.learn(sent, shared, now_us);
         self.count_late(late);
         if more {
@@ -306,19 +441,19 @@ impl Shard {
         now_us: u64,
         counts: &mut BTreeMap<Arc<str>, u64>,
     ) -> Option<usize> {
-        let entries = self.slots.iter().skip(from).take(steps).flatten();
+        let entries = self.slots.range(from..from + steps);
         for entry in entries.filter(|entry| !entry.counter.is_expired(now_us)) {
-            match counts.get_mut(&entry.key.rule) {
+            match counts.get_mut(&**entry.key.rule.as_arc()) {
                 Some(count) => *count += 1,
-                None => drop(counts.insert(Arc::clone(&entry.key.rule), 1)),
+                None => drop(counts.insert(Arc::clone(entry.key.rule.as_arc()), 1)),
             }
         }
         let next = from + steps;
-        (next < self.slots.len()).then_some(next)
+        (next < self.slots.len).then_some(next)
     }
 
     pub(super) fn add_stats(&self, stats: &mut MemoryStats) {
-        stats.counters += self.table.len();
+        stats.counters += self.index.len();
         stats.capacity += self.capacity;
         stats.queued += self.queue.len();
         stats.evicted += self.evicted;

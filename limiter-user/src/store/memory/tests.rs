@@ -3,14 +3,17 @@ use std::collections::HashMap;
 use limiter_common::{
     bucket::Bucket,
     leaky_bucket::LeakyBucket,
-    sliding_window::{Counts, Window},
+    sliding_window::{Counts, Outcome, Window},
 };
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
     clock::ManualClock,
-    store::{Algorithm, Identity, counter::OwnState},
+    store::{
+        Algorithm, CellRef, Identity, IdentityRef, Name, Outcomes, SessionId, algorithm::View, counter::OwnState,
+        passes,
+    },
 };
 
 const T0: u64 = 1_704_067_200_000_000;
@@ -97,6 +100,46 @@ fn a_flood_of_new_clients_does_not_refill_a_heavy_one() {
         decide(&store, T0, &[cell(&client.to_string(), 60_000_000, 100)]);
     }
     assert_ne!(decide(&store, T0, &heavy)[0].outcome, Outcome::Allowed);
+}
+
+/// Strangers come once under each name: by sessions, addresses and users, all of them identities that count.
+#[test]
+fn ten_million_strangers_push_out_nobody_who_has_come_back() {
+    const CLIENTS: u64 = 20_000;
+    let store = store(100_000, false);
+    // Some expire long before what the strangers bring, and have less in them.
+    let of = |client: u64| {
+        let (window_us, ceiling) = if client.is_multiple_of(2) { (60_000_000, 100) } else { (86_400_000_000, 100) };
+        [cell(&format!("client{client}"), window_us, ceiling)]
+    };
+    let taken = |client: u64| 2 + client % 50;
+    for client in 0..CLIENTS {
+        (0..taken(client)).for_each(|_| drop(decide(&store, T0, &of(client))));
+    }
+    let rule = Name::from("strangers");
+    let algorithm = Algorithm::sliding_window(86_400_000_000, 1000);
+    for stranger in 0..10_000_000u128 {
+        let (id, name);
+        let identity = match stranger % 3 {
+            0 => IdentityRef::Ip((0x2001_0db8u128 << 96 | stranger << 64).to_be_bytes().into()),
+            1 => {
+                id = SessionId((stranger * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes());
+                IdentityRef::Session(id)
+            }
+            _ => {
+                name = Name::from(stranger.to_string());
+                IdentityRef::User(&name)
+            }
+        };
+        let cell = CellRef { identity, rule: &rule, algorithm, cost: 40, enforced: true };
+        assert_eq!(store.decide_one(UnixMicros::new(T0), Charge::Commit, &cell).outcome, Outcome::Allowed);
+    }
+    for client in 0..CLIENTS {
+        let left = store.decide(UnixMicros::new(T0), Charge::Peek, &of(client))[0].remaining;
+        assert_eq!(left, 100 - taken(client), "client{client}");
+    }
+    let stats = store.stats();
+    assert!(stats.counters <= 100_000 && stats.evicted >= 9_900_000, "{stats:?}");
 }
 
 #[test]
@@ -234,6 +277,16 @@ fn a_counter_that_was_given_up_comes_back_under_another_tag() {
     }
     assert_eq!(store.stats().evicted, 2);
     assert!(tags[0] != tags[1] && tags[0] != tags[2], "{tags:?}");
+}
+
+/// Two nodes must not take each other's parts of a counter for their own.
+#[test]
+fn no_two_stores_of_a_process_give_the_same_tags() {
+    let tag = |store: &MemoryStore| {
+        decide(store, T0, &[cell("u", 60_000_000, 100)]);
+        take(store, T0, 1)[0].tag
+    };
+    assert_ne!(tag(&store(1000, true)), tag(&store(1000, true)));
 }
 
 /// The definitions, without any of what makes the store fast.
