@@ -283,8 +283,12 @@ impl StatusSource {
     /// What is configured and does not work.
     fn degraded_by(&self) -> Vec<String> {
         let mut by = Vec::new();
-        if self.shared.as_ref().is_some_and(|(sync, _)| sync.get().state != SyncState::Connected) {
-            by.push("Redis does not answer, decisions are from local counts".to_owned());
+        let sync = self.shared.as_ref().map(|(sync, _)| sync.get());
+        if let Some(sync) = sync.filter(|sync| sync.state != SyncState::Connected) {
+            by.push(match sync.last_error {
+                Some(error) => format!("Redis does not answer, decisions are from local counts: {error}"),
+                None => "Redis does not answer, decisions are from local counts".to_owned(),
+            });
         }
         by.extend(self.keys.iter().filter_map(FollowedKeys::degraded_by));
         let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());

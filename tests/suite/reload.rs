@@ -166,7 +166,7 @@ fn request_rules_change_on_the_next_request_and_keep_their_counters() {
     assert_eq!(rules.iter().map(|rule| &rule["id"]).collect::<Vec<_>>(), ["other"]);
     assert_eq!((agent.metric(allowed), agent.metric(&denied)), (5.0, 1.0), "metrics of a rule that is gone stay");
 
-    agent.reload("");
+    agent.reload("# no rule\n");
     let answer = ask(&agent, "u");
     assert_eq!((&answer["allowed"], &answer["reason"]), (&json!(true), &json!("no_rule")));
     agent.reload(&both(20));

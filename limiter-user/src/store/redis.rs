@@ -84,7 +84,7 @@ impl RedisStore {
             Topology::Standalone => Servers::One(one(Route::to(&access).map_err(refused)?)),
             Topology::Sentinel { service } => {
                 let sentinels = Sentinels::new(config.access_to_each()?, service.clone(), access);
-                Servers::One(one(Route::Primary(sentinels)))
+                Servers::One(one(Route::Primary(Box::new(sentinels))))
             }
             Topology::Cluster => {
                 let seeds = config.access_to_each()?;

@@ -172,9 +172,10 @@ impl Access {
 
     /// `None` of a socket in the file system.
     pub(super) fn host_and_port(&self) -> Option<(String, u16)> {
-        match self.info.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Some((host.clone(), *port)),
-            _ => None,
+        if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } = self.info.addr() {
+            Some((host.clone(), *port))
+        } else {
+            None
         }
     }
 

@@ -210,21 +210,15 @@ impl Cluster {
 
     /// Where a call goes that a node has sent away.
     fn next(self: &Arc<Self>, target: &Target, error: &RedisError) -> Option<Target> {
-        let asking = match error.kind() {
-            ErrorKind::Server(ServerErrorKind::Moved) => {
-                self.look_again();
-                false
-            }
-            ErrorKind::Server(ServerErrorKind::Ask) => true,
-            ErrorKind::Server(ServerErrorKind::TryAgain) => {
-                return Some(Target { connection: Arc::clone(&target.connection), ..*target });
-            }
-            ErrorKind::Server(ServerErrorKind::ClusterDown | ServerErrorKind::MasterDown) => {
-                self.look_again();
-                return None;
-            }
-            _ => return None,
-        };
+        let is = |kind| error.kind() == ErrorKind::Server(kind);
+        if is(ServerErrorKind::TryAgain) {
+            return Some(Target { connection: Arc::clone(&target.connection), ..*target });
+        }
+        if [ServerErrorKind::Moved, ServerErrorKind::ClusterDown, ServerErrorKind::MasterDown].map(is).contains(&true) {
+            self.look_again();
+        }
+        let asking = is(ServerErrorKind::Ask);
+        // Of no other error.
         let (address, _) = error.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
         // Nothing before the colon: the node does not know its own name, so it is where it was.
@@ -349,14 +343,9 @@ impl Cluster {
                 return Err(misfit());
             };
             let [host, Value::Int(port), ..] = &primary[..] else { return Err(misfit()) };
-            let host = match host {
-                // Where the question went.
-                Value::Nil => asked,
-                Value::BulkString(host) if host.is_empty() || host == b"?" => asked,
-                Value::BulkString(host) => std::str::from_utf8(host).map_err(|_utf8| misfit())?,
-                Value::SimpleString(host) => host,
-                _ => return Err(misfit()),
-            };
+            let host: Option<String> = redis::from_redis_value_ref(host).map_err(|_other| misfit())?;
+            // A node that does not know its own name is where the question went.
+            let host = host.as_deref().filter(|host| !host.is_empty() && *host != "?").unwrap_or(asked);
             let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS).ok_or_else(misfit);
             let port = u16::try_from(*port).map_err(|_range| misfit())?;
             let connection = self.connection((host.to_owned(), port)).map_err(|error| error.to_string())?;

@@ -47,7 +47,7 @@ enum State {
 pub(super) enum Route {
     Server(Box<Client>),
     /// Whoever is the primary when it is made.
-    Primary(Sentinels),
+    Primary(Box<Sentinels>),
 }
 
 impl Route {
