@@ -133,7 +133,8 @@ impl SrcKeyV4 {
     /// The key as a number, for [`crate::budget_filter`].
     #[inline(always)]
     pub const fn digest(&self) -> u64 {
-        self.address.word as u64
+        // As people count: neighbours differ in the low bits.
+        u32::from_be(self.address.word) as u64
     }
 }
 

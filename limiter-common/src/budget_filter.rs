@@ -63,9 +63,9 @@ mod tests {
         let families: [(&str, Nth); 6] = [
             ("hosts", |n| v4(0x0a00_0000 + n)),
             ("networks", |n| v4(0x0a00_0001 + (n << 8))),
-            ("subnets", |n| v6(0x2001_0db8_0001_0000 << 64 | u128::from(n) << 64, 64)),
-            ("sites", |n| v6(0x2001_0db8_0001_0000 << 64 | u128::from(n) << 80, 48)),
-            ("interfaces", |n| v6(0x2001_0db8_0001_0002 << 64 | u128::from(n), 128)),
+            ("subnets", |n| v6((0x2001_0db8_0001_0000 << 64) | (u128::from(n) << 64), 64)),
+            ("sites", |n| v6((0x2001_0db8_0000_0000 << 64) | (u128::from(n) << 80), 48)),
+            ("interfaces", |n| v6((0x2001_0db8_0001_0002 << 64) | u128::from(n), 128)),
             ("interfaces by hardware", |n| v6(0x2001_0db8_0001_0002_0211_22ff_fe00_0000 | u128::from(n), 128)),
         ];
         for (name, nth) in families {
