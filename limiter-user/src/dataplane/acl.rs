@@ -55,6 +55,9 @@ pub(super) type OperatorEntry = ((List, IpNet), KtimeNs);
 pub(super) struct Acl {
     policy: BTreeSet<(List, IpNet)>,
     operators: BTreeMap<(List, IpNet), KtimeNs>,
+    /// What operators have put where the policy has the same prefix: it counts again once the policy has not. Known to this
+    /// agent alone, since a map has one entry for a prefix.
+    hidden: BTreeMap<(List, IpNet), KtimeNs>,
     /// How many entries there are by list and family, so that nobody has to count a long list.
     counts: [[usize; 2]; 2],
 }
@@ -70,17 +73,26 @@ impl Acl {
         let allow = allow.iter().map(|prefix| (List::Allow, canonical(*prefix)));
         let deny = deny.iter().map(|prefix| (List::Deny, canonical(*prefix)));
         let policy: BTreeSet<_> = allow.chain(deny).collect();
-        let operators: BTreeMap<_, _> =
-            operators.into_iter().filter(|(key, deadline)| *deadline > now && !policy.contains(key)).collect();
+        let held = operators.into_iter().filter(|(_, deadline)| *deadline > now);
+        let (hidden, operators): (BTreeMap<_, _>, BTreeMap<_, _>) = held.partition(|(key, _)| policy.contains(key));
         let mut counts = [[0; 2]; 2];
         for (list, prefix) in policy.iter().chain(operators.keys()) {
             *of_family(&mut counts, *list, prefix.addr().is_ipv4()) += 1;
         }
-        Self { policy, operators, counts }
+        Self { policy, operators, hidden, counts }
     }
 
+    /// Those that hold, and those that the policy's stand in front of.
     pub(super) fn operators(&self) -> impl Iterator<Item = OperatorEntry> {
-        self.operators.iter().map(|(key, deadline)| (*key, *deadline))
+        self.operators.iter().chain(&self.hidden).map(|(key, deadline)| (*key, *deadline))
+    }
+
+    /// Remembers an operator's entry of a prefix that the policy has, or forgets it.
+    pub(super) fn hide(&mut self, list: List, prefix: IpNet, deadline: Option<KtimeNs>) {
+        match deadline {
+            Some(deadline) => self.hidden.insert((list, prefix), deadline),
+            None => self.hidden.remove(&(list, prefix)),
+        };
     }
 
     /// Everything that belongs in the maps.
@@ -262,11 +274,19 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_the_policy_go_before_operators() {
-        let operators = [((List::Deny, net("192.0.2.0/24")), KtimeNs::new(101))];
-        let acl = Acl::new(&[], &[net("192.0.2.0/24")], operators, KtimeNs::new(0));
-        let entries: Vec<_> = acl.entries().collect();
-        assert_eq!(entries.len(), 1);
-        assert_eq!(entries[0].2.deadline(), KtimeNs::NEVER);
+    fn entries_of_the_policy_go_before_operators_which_count_again_without_them() {
+        let (key, now) = ((List::Deny, net("192.0.2.0/24")), KtimeNs::new(0));
+        let deadlines = |acl: &Acl| acl.entries().map(|(_, _, entry)| entry.deadline()).collect::<Vec<_>>();
+        let acl = Acl::new(&[], &[key.1], [(key, KtimeNs::new(101))], now);
+        assert_eq!((deadlines(&acl), acl.count(key.0, true)), (vec![KtimeNs::NEVER], 1));
+        assert!(acl.expired(KtimeNs::new(101)).is_empty(), "what the policy has does not expire");
+        let mut acl = Acl::new(&[], &[], acl.operators(), now);
+        assert_eq!((deadlines(&acl), acl.count(key.0, true)), (vec![KtimeNs::new(101)], 1));
+        // Put there, or taken back, while the policy has it.
+        acl = Acl::new(&[], &[key.1], acl.operators(), now);
+        acl.hide(key.0, key.1, Some(KtimeNs::NEVER));
+        assert_eq!(acl.operators().collect::<Vec<_>>(), [(key, KtimeNs::NEVER)]);
+        acl.hide(key.0, key.1, None);
+        assert_eq!(deadlines(&Acl::new(&[], &[], acl.operators(), now)), []);
     }
 }

@@ -79,8 +79,10 @@ impl FakeDataplane {
         {
             return Err(DataplaneError::Covered { prefix, allow });
         }
-        if !state.acl.in_policy(list, prefix) {
-            let deadline = lasts.map_or(KtimeNs::NEVER, |lasts| acl::deadline(now, lasts));
+        let deadline = lasts.map_or(KtimeNs::NEVER, |lasts| acl::deadline(now, lasts));
+        if state.acl.in_policy(list, prefix) {
+            state.acl.hide(list, prefix, Some(deadline));
+        } else {
             state.acl.insert(list, prefix, deadline);
         }
         Ok(())
@@ -90,6 +92,7 @@ impl FakeDataplane {
         let prefix = canonical(prefix);
         let mut state = self.state.lock();
         state.fail()?;
+        state.acl.hide(list, prefix, None);
         state.acl.require(list, prefix)?;
         state.acl.remove(list, prefix);
         Ok(())

@@ -124,8 +124,9 @@ impl KernelDataplane {
         {
             return Err(DataplaneError::Covered { prefix, allow });
         }
-        // The policy's entry has no deadline, and so holds longer than any other.
+        // The policy's entry has no deadline, and so holds longer than any other, until a policy comes without it.
         if state.acl.in_policy(list, prefix) {
+            state.acl.hide(list, prefix, Some(deadline));
             return Ok(());
         }
         let is_ipv4 = prefix.addr().is_ipv4();
@@ -198,6 +199,7 @@ impl KernelDataplane {
         let prefix = canonical(prefix);
         let _building = self.building.lock();
         let mut state = self.state.write();
+        state.acl.hide(list, prefix, None);
         state.acl.require(list, prefix)?;
         state.attached.maps.remove_acl(list, prefix)?;
         state.acl.remove(list, prefix);

@@ -38,6 +38,8 @@ use crate::config::{
 
 /// Rules of both kinds share the slots of the kernel's counters.
 const MAX_RULES: usize = RULE_SLOTS as usize - 1;
+/// Prefixes of a list that a policy leaves to operators: with their blocks an agent has to start whatever the policy is.
+const ROOM_FOR_OPERATORS: u32 = 16_384;
 /// Above this, Lua's numbers (and those of JSON readers) are not exact.
 const MAX_CEILING: u64 = 1 << 53;
 /// Below, the clocks of hosts and the sync interval blur the window; above, a counter is a yearly quota and more.
@@ -171,7 +173,7 @@ fn acl<'d>(value: Option<&Value<'d>>) -> Vec<AclPrefix<'d>> {
         }
     }
     if let Some(value) = value {
-        check_capacity(value, acl.iter().map(|prefix| prefix.cidr), MAX_ACL_PREFIXES);
+        check_capacity(value, acl.iter().map(|prefix| prefix.cidr), MAX_ACL_PREFIXES - ROOM_FOR_OPERATORS);
     }
     acl
 }

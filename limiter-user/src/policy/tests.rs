@@ -567,9 +567,9 @@ fn prefixes_of_packet_rules_over_the_maps_capacity_are_refused() {
 
 #[test]
 fn prefixes_over_the_maps_capacity_are_refused() {
-    let list: String = (0..=131_072u32).map(|n| format!("\"{}\",", std::net::Ipv4Addr::from(n))).collect();
+    let list: String = (0..=114_688u32).map(|n| format!("\"{}\",", std::net::Ipv4Addr::from(n))).collect();
     let errors = parse(&format!("deny = [{list}\"::1\"]")).unwrap_err().to_string();
-    assert_eq!(errors, format!("{FILE}:1: deny: 131073 IPv4 prefixes: at most 131072 fit"));
+    assert_eq!(errors, format!("{FILE}:1: deny: 114689 IPv4 prefixes: at most 114688 fit"));
 }
 
 #[test]
