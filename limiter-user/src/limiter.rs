@@ -100,13 +100,7 @@ impl Limiter {
         decision
     }
 
-    fn touch<'a>(
-        &self,
-        active: &'a Active,
-        request: &Request<'a>,
-        scratch: &mut Scratch,
-        touched: &mut Touched<'a>,
-    ) {
+    fn touch<'a>(&self, active: &'a Active, request: &Request<'a>, scratch: &mut Scratch, touched: &mut Touched<'a>) {
         touched.plan = request.subject.plan(&active.policy.plans);
         let matches = select::matches(&active.policy.endpoints, request, scratch);
         let rules = select::rules(active, &matches);

@@ -168,7 +168,8 @@ impl fmt::Debug for Metrics {
 
 /// From half a microsecond, what a decision in memory takes, to 10 ms, what none may take.
 const CHECK_BUCKETS_NS: [u64; 14] = [
-    500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_000_000, 5_000_000, 10_000_000,
+    500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_000_000, 5_000_000,
+    10_000_000,
 ];
 
 const MEMORY: &str = "memory";

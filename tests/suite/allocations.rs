@@ -149,8 +149,7 @@ fn a_million_keys_with_a_counter_each_fit_into_256_megabytes() {
         for key in 0..KEYS {
             let name = Name::from(format!("c{key:011}"));
             let algorithm = Algorithm::sliding_window(60_000_000, 100);
-            let cell =
-                CellRef { identity: IdentityRef::User(&name), rule: &rule, algorithm, cost: 1, enforced: true };
+            let cell = CellRef { identity: IdentityRef::User(&name), rule: &rule, algorithm, cost: 1, enforced: true };
             counters.decide_one(clock.now(), Charge::Commit, &cell);
         }
         store = Some(counters);

@@ -444,7 +444,8 @@ fn strangers_push_out_no_client_s_counters() {
     assert_eq!(remaining(), 45);
 
     let mut connection = Connection::open(&setup.http()).expect("a connection");
-    let mut check = |headers: &[(&str, &str)]| connection.request("GET", "/v1/check", headers, "").expect("an answer").status;
+    let mut check =
+        |headers: &[(&str, &str)]| connection.request("GET", "/v1/check", headers, "").expect("an answer").status;
     let before = agent.metric("limiter_counters");
     for stranger in 0..STRANGERS {
         let guess = format!("lk_{stranger:043}");
@@ -452,7 +453,8 @@ fn strangers_push_out_no_client_s_counters() {
     }
     assert_eq!(agent.metric("limiter_counters"), before + 1.0, "the one of their address");
     for stranger in 0..STRANGERS {
-        let (cookie, address) = (format!("sid={stranger}"), format!("10.0.{}.{}", stranger / 250 % 250, stranger % 250));
+        let (cookie, address) =
+            (format!("sid={stranger}"), format!("10.0.{}.{}", stranger / 250 % 250, stranger % 250));
         assert_eq!(check(&[("Cookie", &cookie), ("X-Forwarded-For", &address)]), 200);
     }
     assert!(agent.metric("limiter_counters") <= 4000.0);

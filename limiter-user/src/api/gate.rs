@@ -169,7 +169,9 @@ impl Gate {
         queries: impl Iterator<Item = &'q str>,
         peer: Peer,
     ) -> Subject {
-        let lines = |name: &HeaderName| headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<SmallVec<[&[u8]; 4]>>();
+        let lines = |name: &HeaderName| {
+            headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<SmallVec<[&[u8]; 4]>>()
+        };
         let (forwarded_for, forwarded) = (lines(&X_FORWARDED_FOR), lines(&header::FORWARDED));
         let arrival = Arrival {
             peer: peer.0,

@@ -425,14 +425,8 @@ mod tests {
         let first = files.add("c_1", Some("free"));
         let second = files.add("c_2", None);
         let store = files.load().unwrap();
-        assert_eq!(
-            store.lookup(first.key.expose(), NOW),
-            known(&first, "c_1", Some("free"))
-        );
-        assert_eq!(
-            store.lookup(second.key.expose(), NOW),
-            known(&second, "c_2", None)
-        );
+        assert_eq!(store.lookup(first.key.expose(), NOW), known(&first, "c_1", Some("free")));
+        assert_eq!(store.lookup(second.key.expose(), NOW), known(&second, "c_2", None));
         for unknown in ["", "lk_", "unknown", &"x".repeat(1 << 20)] {
             assert_eq!(store.lookup(unknown, NOW), KeyLookup::Unknown);
         }

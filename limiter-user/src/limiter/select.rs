@@ -189,12 +189,7 @@ struct Top {
 
 /// Adds the most specific rules of each scope for one reading: what a server that reads the path so is limited by, so
 /// that no other spelling can take a rule away.
-fn add_most_specific(
-    active: &Active,
-    matches: &Matches,
-    (number, reading): (usize, u8),
-    rules: &mut Rules,
-) {
+fn add_most_specific(active: &Active, matches: &Matches, (number, reading): (usize, u8), rules: &mut Rules) {
     let of_endpoints = matches.found.iter().filter(|(found, of)| *of == number && found.reading == reading);
     let of_endpoints = of_endpoints
         .flat_map(|(found, _)| active.by_endpoint[found.group].most_specific.iter().map(|index| (*index, found.rank)));
@@ -257,8 +252,7 @@ pub(super) fn cell<'a>(
     let Limit::Limited(mut algorithm) = rule.limit_for(request.subject.client(), plan) else { return None };
     if let (Some(adaptive), Some(tightened)) = (&rule.adaptive, &active.shares[index]) {
         // The floor was tried when the policy was read.
-        algorithm =
-            algorithm.tightened(adaptive.floor, adaptive.floor_ceiling, tightened.share()).unwrap_or(algorithm);
+        algorithm = algorithm.tightened(adaptive.floor, adaptive.floor_ceiling, tightened.share()).unwrap_or(algorithm);
     }
     Some(CellRef {
         identity: identity(&active.policy, rule.scope, request, prefixes)?,

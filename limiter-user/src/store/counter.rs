@@ -197,9 +197,7 @@ impl Counter {
         };
         let tag = next_tag(tag);
         self.state = match algorithm.kind() {
-            Kind::Windows => {
-                State::Windows { tag, charges, counts: WindowState::of_others(now_us / window_us, taken) }
-            }
+            Kind::Windows => State::Windows { tag, charges, counts: WindowState::of_others(now_us / window_us, taken) },
             Kind::Bucket(bucket) => {
                 let tat_ns = bucket.taken(0, in_ns(now_us), taken.min(bucket.burst()));
                 State::Bucket { tag, charges, bucket: BucketState::new(bucket, tat_ns) }
@@ -306,11 +304,10 @@ impl Counter {
             return (0, false);
         }
         let late = match (&mut self.state, shared) {
-            (State::Windows { tag, counts, .. }, &SharedCounts::Windows { counts: sums, own_previous, own_current })
-                if *tag == sent.tag =>
-            {
-                counts.learn(sums, own_previous, own_current)
-            }
+            (
+                State::Windows { tag, counts, .. },
+                &SharedCounts::Windows { counts: sums, own_previous, own_current },
+            ) if *tag == sent.tag => counts.learn(sums, own_previous, own_current),
             (State::Bucket { tag, bucket, .. }, &SharedCounts::Bucket { tat_ns, own_total }) if *tag == sent.tag => {
                 bucket.learn(tat_ns, own_total, now_us);
                 0

@@ -128,8 +128,11 @@ mod tests {
             let is_full = hitters.entries.len() == 8 && !hitters.entries.contains_key(&key);
             let before: HashMap<u32, u64> = hitters.entries.iter().map(|(key, entry)| (*key, entry.weight)).collect();
             add(&mut hitters, key, u64::from(round % 3 + 1));
-            let gone: Vec<u64> =
-                before.iter().filter(|(key, _)| !hitters.entries.contains_key(key)).map(|(_, weight)| *weight).collect();
+            let gone: Vec<u64> = before
+                .iter()
+                .filter(|(key, _)| !hitters.entries.contains_key(key))
+                .map(|(_, weight)| *weight)
+                .collect();
             assert_eq!(gone, if is_full { vec![least] } else { vec![] });
             if is_full {
                 assert_eq!(hitters.entries[&key].weight, least + u64::from(round % 3 + 1));

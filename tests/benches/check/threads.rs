@@ -27,10 +27,12 @@ pub(crate) fn over<S>(
     let end_of = |thread: usize| turns.start + count * thread / threads;
     let longest = thread::scope(|scope| {
         let part = |thread| end_of(thread)..end_of(thread + 1);
-        let others: Vec<_> = (1..threads).map(|thread| {
-            let (run, part, ready) = (&run, part(thread), &ready);
-            scope.spawn(move || run(part, ready))
-        }).collect();
+        let others: Vec<_> = (1..threads)
+            .map(|thread| {
+                let (run, part, ready) = (&run, part(thread), &ready);
+                scope.spawn(move || run(part, ready))
+            })
+            .collect();
         let took = run(part(0), &ready);
         let others = others.into_iter().map(|other| other.join().expect("the work is done"));
         others.fold(took, Duration::max)

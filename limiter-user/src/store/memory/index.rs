@@ -50,7 +50,7 @@ const EMPTY: Place = Place(0);
 
 impl Place {
     fn new(hash: KeyHash, slot: SlotIndex) -> Self {
-        Self(hash.tag() << 32 | u64::from(slot.number() + 1))
+        Self((hash.tag() << 32) | u64::from(slot.number() + 1))
     }
 
     #[inline]
@@ -166,7 +166,7 @@ mod tests {
             let (mut index, mut model) = (Index::default(), HashMap::new());
             let mut hashes: Vec<KeyHash> = Vec::new();
             for (insert, home, tag) in steps {
-                let hash = KeyHash(tag << 32 | home % 7 * 9);
+                let hash = KeyHash((tag << 32) | (home % 7 * 9));
                 let hash_of = |slot: SlotIndex| hashes[slot.get()];
                 match model.get(&(home, tag)) {
                     Some(slot) if !insert => {
@@ -183,7 +183,7 @@ mod tests {
                 }
                 prop_assert_eq!(index.len(), model.len());
                 for ((home, tag), slot) in &model {
-                    let hash = KeyHash(tag << 32 | home % 7 * 9);
+                    let hash = KeyHash((tag << 32) | (home % 7 * 9));
                     prop_assert_eq!(index.find(hash, |found| found == *slot), Some(*slot));
                 }
                 prop_assert_eq!(index.find(hash, |_| false), None);

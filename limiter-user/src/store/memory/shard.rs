@@ -159,7 +159,8 @@ impl Slots {
     }
 
     fn range(&self, slots: Range<usize>) -> impl Iterator<Item = &Entry> {
-        (slots.start..slots.end.min(self.len)).filter_map(|slot| self.get(SlotIndex(u32::try_from(slot).unwrap_or(u32::MAX))))
+        (slots.start..slots.end.min(self.len))
+            .filter_map(|slot| self.get(SlotIndex(u32::try_from(slot).unwrap_or(u32::MAX))))
     }
 
     /// Of a slot in the index, which is therefore not free.
