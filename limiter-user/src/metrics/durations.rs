@@ -72,8 +72,7 @@ impl<const N: usize> EncodeMetric for Durations<N> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let counts = (0..N).map(|bound| (self.bounds[bound].as_secs_f64(), self.sum(|part| &part.counts[bound])));
         let mut buckets: Vec<(f64, u64)> = counts.collect();
-        // What stands for infinity.
-        buckets.push((f64::MAX, self.sum(|part| &part.above)));
+        buckets.push((f64::INFINITY, self.sum(|part| &part.above)));
         let count = buckets.iter().map(|(_, count)| count).sum();
         let sum = Duration::from_nanos(self.sum(|part| &part.sum_ns)).as_secs_f64();
         encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)

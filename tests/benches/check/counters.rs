@@ -59,9 +59,13 @@ impl<'a> Counters<'a> {
         };
         for client in 0..clients.ids.len() {
             counters.ask_governor(client);
-            ALGORITHMS.iter().for_each(|name| counters.decide(name, &algorithm(name), client));
+            ALGORITHMS.iter().for_each(|name| counters.decide(counters.store(name), &algorithm(name), client));
         }
         counters
+    }
+
+    fn store(&self, algorithm: &str) -> &MemoryStore {
+        &self.stores[usize::from(algorithm == ALGORITHMS[1])]
     }
 
     fn ask_governor(&self, client: usize) {
@@ -69,10 +73,9 @@ impl<'a> Counters<'a> {
     }
 
     /// Reads the clock, as governor does.
-    fn decide(&self, name: &str, algorithm: &Algorithm, client: usize) {
+    fn decide(&self, store: &MemoryStore, algorithm: &Algorithm, client: usize) {
         let identity = IdentityRef::User(&self.clients.ids[client]);
         let cell = CellRef { identity, rule: &self.rule, algorithm: *algorithm, cost: 1, enforced: true };
-        let store = &self.stores[usize::from(name == ALGORITHMS[1])];
         let outcome = store.decide_one(self.clock.now(), Charge::Commit, &cell);
         assert_eq!(outcome.outcome, Outcome::Allowed);
     }
@@ -86,14 +89,14 @@ impl<'a> Counters<'a> {
 
     pub(crate) fn step(&self, name: &'static str, threads: usize) -> Case<'_> {
         let turns = self.clients.turns();
-        let algorithm = algorithm(name);
+        let (store, algorithm) = (self.store(name), algorithm(name));
         Case::new(format!("counter step, {name}, {}", count(threads)), REPEAT, move |repeat| {
             threads::over(
                 threads,
                 turns.next(repeat),
                 || (),
                 |(), turn| {
-                    self.decide(name, &algorithm, self.clients.at(turn));
+                    self.decide(store, &algorithm, self.clients.at(turn));
                 },
             )
         })

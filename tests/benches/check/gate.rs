@@ -65,7 +65,9 @@ impl Checks {
 
     fn case<'c>(&'c self, name: &str, gate: &'c Gate, kind: Kind, threads: usize) -> Case<'c> {
         let name = format!("whole check, {} rules, {name}, {}", self.rules, count(threads));
-        Case::new(name, REPEAT, move |repeat| {
+        // Of many rules fewer, so that a round stays as short.
+        let repeat = if self.rules > 10 { REPEAT / 4 } else { REPEAT };
+        Case::new(name, repeat, move |repeat| {
             let (turns, ask) =
                 (self.turns.next(repeat), |headers: &mut HeaderMap, turn| self.ask(gate, headers, turn, kind));
             threads::over(threads, turns, headers, ask)

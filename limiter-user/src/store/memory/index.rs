@@ -50,7 +50,7 @@ const EMPTY: Place = Place(0);
 
 impl Place {
     fn new(hash: KeyHash, slot: SlotIndex) -> Self {
-        Self(hash.tag() << 32 | u64::from(slot.number() + 1))
+        Self((hash.tag() << 32) | u64::from(slot.number() + 1))
     }
 
     #[inline]

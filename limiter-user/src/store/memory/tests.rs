@@ -121,7 +121,7 @@ fn ten_million_strangers_push_out_nobody_who_has_come_back() {
     for stranger in 0..10_000_000u128 {
         let (id, name);
         let identity = match stranger % 3 {
-            0 => IdentityRef::Ip((0x2001_0db8u128 << 96 | stranger << 64).to_be_bytes().into()),
+            0 => IdentityRef::Ip(((0x2001_0db8u128 << 96) | (stranger << 64)).to_be_bytes().into()),
             1 => {
                 id = SessionId((stranger * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes());
                 IdentityRef::Session(id)
