@@ -414,7 +414,6 @@ mod tests {
             ("limiter", Exit::Usage),
             ("limiter keys", Exit::Usage),
             ("limiter policy", Exit::Usage),
-            ("limiter policy diff", Exit::Usage),
             ("limiter keys disable lk_1", Exit::Usage),
             ("limiter fly", Exit::Usage),
             ("limiter run --fast", Exit::Usage),
