@@ -184,7 +184,8 @@ fn too_many_new_sources_are_told_once() {
 fn buckets_that_cannot_be_made_are_told_once() {
     const PACKETS: u32 = 100_000;
     for (sources, rule) in [(["10.0.0.1", "10.0.1.1"], "four"), (["2001:db8:1::1", "2001:db8:2::1"], "six")] {
-        let mut world = limited(1 << 20);
+        // More than all packets of the test.
+        let mut world = limited(1 << 40);
         world.config.max_sources = 1;
         world.tuning.new_sources = Some(burst_of(1 << 30));
         let loaded = world.load();
