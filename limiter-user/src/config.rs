@@ -8,9 +8,10 @@ pub mod error;
 pub mod jwt;
 pub mod prefix;
 mod raw;
-mod redis;
+
 pub mod redis_url;
 pub mod secret;
+mod store_redis;
 pub mod units;
 
 use std::{
@@ -32,9 +33,9 @@ pub use self::{
     document::Environment,
     error::{ConfigError, ConfigErrors, Origin},
     jwt::{JwtAlgorithm, JwtConfig},
-    redis::RedisConfig,
     redis_url::{RedisAddress, RedisUrl},
     secret::Secret,
+    store_redis::RedisConfig,
 };
 pub use crate::dataplane::{
     Diagnosis,
@@ -510,7 +511,7 @@ fn store(raw: &RawStore<'_>, folder: &Path) -> (StoreConfig, Option<RedisConfig>
     }
     let kind = raw.kind.as_ref().and_then(|kind| kind.one_of(&[("memory", Kind::Memory), ("redis", Kind::Redis)]));
     // Checked whichever store is in use, so that switching between them holds no surprise.
-    let redis = redis::redis(&raw.redis, folder, matches!(kind, Some(Kind::Redis)));
+    let redis = store_redis::redis(&raw.redis, folder, matches!(kind, Some(Kind::Redis)));
     let max_counters = raw.max_counters.as_ref().and_then(|counters| counters.within(1..=100_000_000));
     let store = StoreConfig {
         max_counters: max_counters.unwrap_or(1_000_000),

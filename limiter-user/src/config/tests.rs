@@ -236,7 +236,7 @@ fn bad_values_are_refused_with_line_and_key() {
         ),
         (
             "[store.redis]\nmode = \"sentinel\"\nurls = [\"rediss://:hunter2@a\", \"redis://:hunter2@b\"]",
-            "3: store.redis.urls[1]: has another database or scheme than the first",
+            "3: store.redis.urls[1]: has another database or scheme than the first: all servers of one deployment have the same",
         ),
         (
             "[store.redis]\nmode = \"cluster\"\nurls = [\"redis://a/1\"]",

@@ -48,7 +48,7 @@ const FAILURES: &[Failure] = &[
             Act::Run(&["CLIENT", "KILL", "USER", "limiter"]),
         ],
         end: &[Act::Run(&["ACL", "SETUSER", "limiter", "resetpass", ">pw"])],
-        says: Some("WRONGPASS"),
+        says: Some("authentication failed"),
     },
     Failure {
         name: "NOPERM",

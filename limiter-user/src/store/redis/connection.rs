@@ -130,7 +130,7 @@ impl Connection {
             Ok(result) => result,
             Err(_elapsed) => {
                 self.timed_out();
-                let after_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+                let after_ms = u64::try_from(deadline.as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
                 Err(StoreError::Timeout { operation, store: self.name.clone(), after_ms })
             }
         }
