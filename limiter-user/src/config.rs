@@ -8,7 +8,6 @@ pub mod error;
 pub mod jwt;
 pub mod prefix;
 mod raw;
-
 pub mod redis_url;
 pub mod secret;
 mod store_redis;
