@@ -164,7 +164,10 @@ fn agrees_with_ipv4(frame: &[u8], at: usize, parsed: Parsed) {
             assert!(header[9] == 17 && !is_later);
             assert_eq!(field(payload, 2), Some(destination_port));
         }
-        Transport::Unreadable => assert!(matches!(header[9], 6 | 17) && field(header, 6).expect("a header") != 0),
+        Transport::Unreadable { opens_connection } => {
+            assert!(matches!(header[9], 6 | 17) && field(header, 6).expect("a header") != 0);
+            assert_eq!(opens_connection, header[9] == 6 && !is_later);
+        }
         Transport::Other => assert!(!matches!(header[9], 6 | 17)),
     }
     ends_where_it_says(frame, at + usize::from(field(header, 2).expect("a header")), parsed);

@@ -119,10 +119,24 @@ pub enum Transport {
     Udp {
         destination_port: u16,
     },
-    /// TCP or UDP may be inside, but the port is not in this packet: a fragment.
-    Unreadable,
+    /// TCP or UDP may be inside, but the port or the flags are not in this packet: a fragment.
+    Unreadable {
+        /// SYN without ACK may be what cannot be read. In parts, a connection would be opened for nothing.
+        opens_connection: bool,
+    },
     /// Anything else.
     Other,
+}
+
+impl Transport {
+    /// Whether it is charged as a new connection.
+    #[inline(always)]
+    pub const fn opens_connection(self) -> bool {
+        match self {
+            Self::Tcp { opens_connection, .. } | Self::Unreadable { opens_connection } => opens_connection,
+            Self::Udp { .. } | Self::Other => false,
+        }
+    }
 }
 
 /// The crate keeps them in network order.
@@ -274,7 +288,7 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
         }
         if fragment == fragment::LATER {
             // The rest of the chain is in the first fragment.
-            return Parsed::Ip(IpPacket { source, transport: Transport::Unreadable });
+            return unreadable(source, false);
         }
         let Some(extension) = frame.read::<4>(offset + IPV6_LEN + taken) else { return Parsed::Malformed };
         taken += match next {
@@ -317,6 +331,11 @@ fn icmpv6<P: PacketRead + ?Sized>(frame: &P, source: Source, hop_limit: u8, offs
     }
 }
 
+#[inline(always)]
+const fn unreadable(source: Source, opens_connection: bool) -> Parsed {
+    Parsed::Ip(IpPacket { source, transport: Transport::Unreadable { opens_connection } })
+}
+
 /// `len` is how many bytes the IP header says follow `offset`.
 #[inline(always)]
 fn transport<P: PacketRead + ?Sized>(
@@ -332,10 +351,14 @@ fn transport<P: PacketRead + ?Sized>(
         UDP => UDP_LEN,
         _ => return Parsed::Ip(IpPacket { source, transport: Transport::Other }),
     };
-    if fragment == fragment::LATER || (fragment == fragment::FIRST && len < min_len) {
-        return Parsed::Ip(IpPacket { source, transport: Transport::Unreadable });
+    if fragment == fragment::LATER {
+        return unreadable(source, false);
     }
     if len < min_len {
+        if fragment == fragment::FIRST {
+            // Who cuts off the flags (RFC 1858, section 3) sends them where nobody looks for them.
+            return unreadable(source, protocol == TCP);
+        }
         return Parsed::Malformed;
     }
     let Some(header) = frame.read::<4>(offset) else { return Parsed::Malformed };
@@ -368,12 +391,22 @@ mod tests {
     #[test]
     fn ports_are_not_read_from_padding_or_later_fragments() {
         let udp = [0x30, 0x39, 0x01, 0xbb, 0, 8, 0, 0];
+        let mut ack = [0; 20];
+        ack[2..4].copy_from_slice(&443u16.to_be_bytes());
+        ack[13] = TCP_ACK;
         let port = Transport::Udp { destination_port: 443 };
-        let cases: [(Vec<u8>, Option<Transport>); 5] = [
+        let hidden = Transport::Unreadable { opens_connection: true };
+        let unreadable = Transport::Unreadable { opens_connection: false };
+        let cases: [(Vec<u8>, Option<Transport>); 10] = [
+            (ipv4(TCP, 0x2000, &ack), Some(Transport::Tcp { destination_port: 443, opens_connection: false })),
+            (ipv4(TCP, 0x2000, &ack[..16]), Some(hidden)),
+            (ipv4(TCP, 0x2000, &ack[..8]), Some(hidden)),
+            (ipv4(TCP, 0x2001, &ack[..8]), Some(unreadable)),
+            (ipv4(TCP, 0, &ack[..16]), None),
             (ipv4(UDP, 0, &udp), Some(port)),
             (ipv4(UDP, 0x2000, &udp), Some(port)),
-            (ipv4(UDP, 0x2000, &udp[..4]), Some(Transport::Unreadable)),
-            (ipv4(UDP, 185, &udp), Some(Transport::Unreadable)),
+            (ipv4(UDP, 0x2000, &udp[..4]), Some(unreadable)),
+            (ipv4(UDP, 185, &udp), Some(unreadable)),
             ([ipv4(UDP, 0, &udp[..4]), std::vec![0; 30]].concat(), None),
         ];
         for (frame, transport) in cases {
