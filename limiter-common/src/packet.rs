@@ -2,7 +2,8 @@
 //!
 //! Reads Ethernet, up to three VLAN tags, IPv4 with options, IPv6 with up to eight extension headers, and of TCP and UDP
 //! what rules need. L4 fields are never read from a fragment that is not the first, nor from beyond the end that the
-//! IP header states (Ethernet pads short frames).
+//! IP header states (Ethernet pads short frames). What the packet has and the parser does not reach, behind more headers
+//! than that, is judged by its source: a host may well read it.
 
 use network_types::{
     eth::{EthHdr, EtherType},
@@ -14,8 +15,8 @@ use network_types::{
 
 use crate::addr::{AddressV4, AddressV6};
 
-/// The furthest offset at which a header is read. More headers than this are malformed. The bound is the same in the
-/// XDP program, where the verifier needs one, and on the host.
+/// The furthest offset at which a header is read. What lies behind it is [`Transport::Unreadable`]. The bound is the same in
+/// the XDP program, where the verifier needs one, and on the host.
 pub const MAX_READ_OFFSET: usize = 512;
 
 /// How a parser sees a frame.
@@ -119,7 +120,7 @@ pub enum Transport {
     Udp {
         destination_port: u16,
     },
-    /// TCP or UDP may be inside, but the port or the flags are not in this packet: a fragment.
+    /// TCP or UDP may be inside, but the port or the flags are not in this packet, a fragment, or behind too many headers.
     Unreadable {
         /// SYN without ACK may be what cannot be read. In parts, a connection would be opened for nothing.
         opens_connection: bool,
@@ -290,7 +291,9 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
             // The rest of the chain is in the first fragment.
             return unreadable(source, false);
         }
-        let Some(extension) = frame.read::<4>(offset + IPV6_LEN + taken) else { return Parsed::Malformed };
+        let Some(extension) = frame.read::<4>(offset + IPV6_LEN + taken) else {
+            return out_of_reach(source, 4, payload_len - taken);
+        };
         taken += match next {
             FRAGMENT => 8,
             AUTHENTICATION => (usize::from(extension.byte::<1>()) + 2) * 4,
@@ -312,7 +315,8 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
         taken = frame.forget(taken);
         fragment = frame.forget(fragment);
     }
-    Parsed::Malformed
+    // Linux reads chains of any length.
+    unreadable(source, true)
 }
 
 #[inline(always)]
@@ -321,19 +325,26 @@ fn icmpv6<P: PacketRead + ?Sized>(frame: &P, source: Source, hop_limit: u8, offs
         return Parsed::Malformed;
     }
     // Never a single byte: the verifier does not accept the bounds check that a compiler makes of that.
-    let Some(header) = frame.read::<4>(offset) else { return Parsed::Malformed };
+    let other = Parsed::Ip(IpPacket { source, transport: Transport::Other });
+    let Some(header) = frame.read::<4>(offset) else { return other };
     match header.byte::<0>() {
         // MLD, and multicast router discovery (RFC 4286).
         130..=132 | 143 | 151..=153 => Parsed::Control,
         // Neighbour discovery counts only from this link, which a hop limit of 255 proves (RFC 4861, section 3.1).
         133..=137 | 141 | 142 | 148 | 149 if hop_limit == 255 => Parsed::Control,
-        _ => Parsed::Ip(IpPacket { source, transport: Transport::Other }),
+        _ => other,
     }
 }
 
 #[inline(always)]
 const fn unreadable(source: Source, opens_connection: bool) -> Parsed {
     Parsed::Ip(IpPacket { source, transport: Transport::Unreadable { opens_connection } })
+}
+
+/// What is to be made of a header of `header_len` bytes that could not be read where the packet has `len`.
+#[inline(always)]
+const fn out_of_reach(source: Source, header_len: usize, len: usize) -> Parsed {
+    if len < header_len { Parsed::Malformed } else { unreadable(source, true) }
 }
 
 /// `len` is how many bytes the IP header says follow `offset`.
@@ -361,12 +372,12 @@ fn transport<P: PacketRead + ?Sized>(
         }
         return Parsed::Malformed;
     }
-    let Some(header) = frame.read::<4>(offset) else { return Parsed::Malformed };
+    let Some(header) = frame.read::<4>(offset) else { return unreadable(source, protocol == TCP) };
     let destination_port = header.be16::<2>();
     if protocol == UDP {
         return Parsed::Ip(IpPacket { source, transport: Transport::Udp { destination_port } });
     }
-    let Some(offset_and_flags) = frame.read::<2>(offset + 12) else { return Parsed::Malformed };
+    let Some(offset_and_flags) = frame.read::<2>(offset + 12) else { return unreadable(source, true) };
     let opens_connection = offset_and_flags.byte::<1>() & (TCP_SYN | TCP_ACK) == TCP_SYN;
     Parsed::Ip(IpPacket { source, transport: Transport::Tcp { destination_port, opens_connection } })
 }
