@@ -99,9 +99,10 @@ fn only_readable_bytes_count(frame: &[u8], parsed: Parsed, read: usize) {
     }
 }
 
-/// Whether `answer` says of the same packet that not all of it could be read.
+/// Whether `answer` says of the same packet that not all of it could be read. What is wrong with it may be there.
 fn is_less_of(answer: Parsed, parsed: Parsed) -> bool {
     match (answer, parsed) {
+        (Parsed::Ip(IpPacket { transport: Transport::Unreadable { .. }, .. }), Parsed::Malformed) => true,
         (Parsed::Malformed, _) | (Parsed::Ip(_), Parsed::Control) => true,
         (Parsed::Ip(IpPacket { source, transport }), Parsed::Ip(whole)) => {
             source == whole.source && matches!(transport, Transport::Unreadable { .. } | Transport::Other)
