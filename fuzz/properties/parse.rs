@@ -60,6 +60,10 @@ impl PacketRead for Watched<'_> {
         Some(bytes)
     }
 
+    fn frame_len(&self) -> usize {
+        self.frame.len()
+    }
+
     fn has(&self, len: usize) -> bool {
         self.frame.has(len)
     }
@@ -79,6 +83,10 @@ impl PacketRead for Linear<'_> {
 
     fn read<const N: usize>(&self, offset: usize) -> Option<&[u8; N]> {
         self.frame[..self.readable].read(offset)
+    }
+
+    fn frame_len(&self) -> usize {
+        self.frame.len()
     }
 
     fn has(&self, len: usize) -> bool {

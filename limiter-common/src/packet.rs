@@ -29,6 +29,9 @@ pub trait PacketRead {
     /// `offset` is above [`MAX_READ_OFFSET`].
     fn read<const N: usize>(&self, offset: usize) -> Option<Self::Header<'_, N>>;
 
+    /// Bytes of the whole frame, with all its buffers.
+    fn frame_len(&self) -> usize;
+
     /// Whether the whole frame, with all its buffers, has at least `len` bytes.
     fn has(&self, len: usize) -> bool;
 
@@ -62,6 +65,10 @@ impl PacketRead for [u8] {
         self.get(offset..)?.first_chunk()
     }
 
+    fn frame_len(&self) -> usize {
+        self.len()
+    }
+
     fn has(&self, len: usize) -> bool {
         self.len() >= len
     }
@@ -83,6 +90,23 @@ impl<const N: usize> Header<N> for &[u8; N] {
     fn address_v6<const AT: usize>(self) -> AddressV6 {
         AddressV6::new(core::array::from_fn(|index| self[AT + index]))
     }
+}
+
+/// A length that no IP header can state.
+const SUPER: usize = 1 << 16;
+
+/// The length that a header states, of a frame in which it ends at `end` if it is 0. The kernel joins segments to
+/// super-frames of more than 64 KiB (BIG TCP), whose length it states as 0: they go on to the end of the frame, of which
+/// no more is asked than that.
+#[inline(always)]
+fn true_len<P: PacketRead + ?Sized>(frame: &P, stated: u16, end: usize) -> usize {
+    const SIGN: u32 = usize::BITS - 1;
+    // Without a branch: the verifier would walk on with either kind of frame.
+    let stated = frame.forget(stated.into());
+    let is_none = stated.wrapping_sub(1) >> SIGN;
+    let is_long = frame.frame_len().wrapping_sub(end) / SUPER;
+    let is_long = frame.forget(is_long).wrapping_neg() >> SIGN;
+    (stated | (is_none & is_long) * SUPER) & (2 * SUPER - 1)
 }
 
 /// What a frame is.
@@ -241,7 +265,7 @@ fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     let Some(header) = frame.read::<IPV4_MIN_LEN>(offset) else { return Parsed::Malformed };
     let version_and_len = header.byte::<0>();
     let header_len = usize::from(version_and_len & 0x0f) * 4;
-    let total_len = usize::from(header.be16::<2>());
+    let total_len = true_len(frame, header.be16::<2>(), offset);
     if version_and_len >> 4 != 4
         || header_len < IPV4_MIN_LEN
         || total_len < header_len
@@ -264,11 +288,12 @@ fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
 fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     // As far as the source address.
     let Some(header) = frame.read::<24>(offset) else { return Parsed::Malformed };
-    let payload_len = usize::from(header.be16::<4>());
+    let payload_len = true_len(frame, header.be16::<4>(), offset + IPV6_LEN);
     if header.byte::<0>() >> 4 != 6 || !frame.has(offset + IPV6_LEN + payload_len) {
         return Parsed::Malformed;
     }
-    let source = Source::V6(header.address_v6::<8>());
+    let address = header.address_v6::<8>();
+    let source = Source::V6(address);
     let hop_limit = header.byte::<7>();
     let mut next = header.byte::<6>();
     let mut fragment = fragment::WHOLE;
@@ -283,7 +308,7 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
             let at = offset + IPV6_LEN + taken;
             // RFC 6980 forbids fragments here.
             if next == ICMPV6 && fragment == fragment::WHOLE {
-                return icmpv6(frame, source, hop_limit, at, payload_len - taken);
+                return icmpv6(frame, address, hop_limit, at, payload_len - taken);
             }
             return transport(frame, source, next, fragment, at, payload_len - taken);
         }
@@ -320,16 +345,16 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
 }
 
 #[inline(always)]
-fn icmpv6<P: PacketRead + ?Sized>(frame: &P, source: Source, hop_limit: u8, offset: usize, len: usize) -> Parsed {
+fn icmpv6<P: PacketRead + ?Sized>(frame: &P, source: AddressV6, hop_limit: u8, offset: usize, len: usize) -> Parsed {
     if len < 4 {
         return Parsed::Malformed;
     }
     // Never a single byte: the verifier does not accept the bounds check that a compiler makes of that.
-    let other = Parsed::Ip(IpPacket { source, transport: Transport::Other });
+    let other = Parsed::Ip(IpPacket { source: Source::V6(source), transport: Transport::Other });
     let Some(header) = frame.read::<4>(offset) else { return other };
     match header.byte::<0>() {
-        // MLD, and multicast router discovery (RFC 4286).
-        130..=132 | 143 | 151..=153 => Parsed::Control,
+        // MLD (RFC 3810, section 5) and multicast router discovery (RFC 4286) count only as what does not leave a link.
+        130..=132 | 143 | 151..=153 if hop_limit == 1 && source.is_of_link() => Parsed::Control,
         // Neighbour discovery counts only from this link, which a hop limit of 255 proves (RFC 4861, section 3.1).
         133..=137 | 141 | 142 | 148 | 149 if hop_limit == 255 => Parsed::Control,
         _ => other,
