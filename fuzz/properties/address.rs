@@ -4,6 +4,7 @@ use limiter_common::{
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     aggregate::index,
     schema::{AGGREGATE_ROW, AGGREGATES},
+    stats::RULE_SLOTS,
 };
 
 /// # Panics
@@ -24,6 +25,7 @@ pub(crate) fn check(input: &[u8]) {
 }
 
 fn ipv4(one: [u8; 4], other: [u8; 4], len: u8, seed: u64) {
+    let slot = of_rule(seed);
     let mask = SrcMaskV4::new(len);
     let len = u32::from(len.min(32));
     let prefix = |address| u64::from(u32::from_be_bytes(address)) >> (32 - len);
@@ -31,13 +33,14 @@ fn ipv4(one: [u8; 4], other: [u8; 4], len: u8, seed: u64) {
     assert_eq!(key == other_key, prefix(one) == prefix(other), "{one:?} and {other:?} by /{len}");
     assert_eq!(prefix(key.octets()), prefix(one));
     assert_eq!(SrcKeyV4::new(key.octets(), mask), key);
-    one_in_each_row(index::v4(one, seed));
+    one_in_each_row(index::v4(one, slot, seed));
     if one[..3] == other[..3] {
-        assert_eq!(index::v4(one, seed), index::v4(other, seed));
+        assert_eq!(index::v4(one, slot, seed), index::v4(other, slot, seed));
     }
 }
 
 fn ipv6(one: [u8; 16], other: [u8; 16], len: u8, seed: u64) {
+    let slot = of_rule(seed);
     let mask = SrcMaskV6::new(len);
     let [first, last] = mask.halves();
     assert_eq!(SrcMaskV6::from_halves(first, last), mask);
@@ -47,10 +50,14 @@ fn ipv6(one: [u8; 16], other: [u8; 16], len: u8, seed: u64) {
     assert_eq!(key == other_key, prefix(one) == prefix(other), "{one:?} and {other:?} by /{len}");
     assert_eq!(prefix(key.octets()), prefix(one));
     assert_eq!(SrcKeyV6::new(key.octets(), mask), key);
-    one_in_each_row(index::v6(one, seed));
+    one_in_each_row(index::v6(one, slot, seed));
     if one[..6] == other[..6] {
-        assert_eq!(index::v6(one, seed), index::v6(other, seed));
+        assert_eq!(index::v6(one, slot, seed), index::v6(other, slot, seed));
     }
+}
+
+fn of_rule(seed: u64) -> u32 {
+    u32::try_from(seed % u64::from(RULE_SLOTS)).expect("the slot of a rule")
 }
 
 fn one_in_each_row([first, second]: [u32; 2]) {

@@ -62,6 +62,12 @@ impl AddressV4 {
 }
 
 impl AddressV6 {
+    /// Whether it is link-local (`fe80::/10`) or unspecified (`::`): no router passes on what comes from there.
+    #[inline(always)]
+    pub const fn is_of_link(self) -> bool {
+        self.leading() >> 54 == 0xfe80 >> 6 || self.words[0] | self.words[1] == 0
+    }
+
     #[inline(always)]
     pub const fn new(octets: [u8; 16]) -> Self {
         let [a, b, c, d, e, f, g, h, rest @ ..] = octets;

@@ -1,5 +1,6 @@
 //! What sources without a bucket of their own share: two aggregate buckets for each neighbourhood (/24 or /48), one in
-//! each row of a fixed array, found by a keyed hash.
+//! each row of a fixed array, found by a keyed hash. Sources under different rules share none: a bucket that is charged by
+//! the parameters of two rules keeps to neither.
 //!
 //! A packet passes when either of its two buckets has room, and is charged to each that has. A neighbourhood by itself
 //! therefore has exactly one quota, and one that shares a bucket with a flooded neighbourhood loses nothing while its
@@ -41,23 +42,31 @@ pub const fn creation_reserve() -> GcraParams {
     }
 }
 
-/// The two places of the neighbourhood of an address, one in each row.
+/// The two places of the neighbourhood of an address under a rule, one in each row.
 pub mod index {
     use super::{AGGREGATE_ROW, ROWS};
+    use crate::stats::RULE_SLOTS;
 
     const _: () = assert!(AGGREGATE_ROW.is_power_of_two());
 
+    /// Above the bits of a neighbourhood, and below the one that tells the families apart.
+    #[inline(always)]
+    const fn of_rule(slot: u32) -> u64 {
+        const { assert!(RULE_SLOTS == 1 << 15) };
+        ((slot & (RULE_SLOTS - 1)) as u64) << 48
+    }
+
     /// By /24.
     #[inline(always)]
-    pub const fn v4(address: [u8; 4], seed: u64) -> [u32; ROWS] {
-        places(mix((u32::from_be_bytes(address) >> 8) as u64 | 1 << 63, seed))
+    pub const fn v4(address: [u8; 4], slot: u32, seed: u64) -> [u32; ROWS] {
+        places(mix((u32::from_be_bytes(address) >> 8) as u64 | of_rule(slot) | 1 << 63, seed))
     }
 
     /// By /48.
     #[inline(always)]
-    pub const fn v6(address: [u8; 16], seed: u64) -> [u32; ROWS] {
+    pub const fn v6(address: [u8; 16], slot: u32, seed: u64) -> [u32; ROWS] {
         let [a, b, c, d, e, f, ..] = address;
-        places(mix(u64::from_be_bytes([0, 0, a, b, c, d, e, f]), seed))
+        places(mix(u64::from_be_bytes([0, 0, a, b, c, d, e, f]) | of_rule(slot), seed))
     }
 
     /// The finalizer of SplitMix64, with the seed mixed in twice.
@@ -96,8 +105,8 @@ mod tests {
         let mut used = vec![0u32; 2 * AGGREGATE_ROW as usize];
         for n in 0..AGGREGATE_ROW {
             let [a, b, c, _] = neighbourhood(n);
-            let places = index::v4([a, b, c, 1], 7);
-            assert_eq!(places, index::v4([a, b, c, 200], 7));
+            let places = index::v4([a, b, c, 1], 1, 7);
+            assert_eq!(places, index::v4([a, b, c, 200], 1, 7));
             assert!(places[0] < AGGREGATE_ROW && (AGGREGATE_ROW..2 * AGGREGATE_ROW).contains(&places[1]));
             for place in places {
                 used[place as usize] += 1;
@@ -133,8 +142,8 @@ mod tests {
             let mut sum = 0.0;
             for seed in 1..=8u64 {
                 let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                let places: Vec<_> = (0..flooded).map(|n| index::v4(neighbourhood(n), seed)).collect();
-                let quiet = (0..200_000).map(|n| index::v4(neighbourhood((1 << 20) + n), seed));
+                let places: Vec<_> = (0..flooded).map(|n| index::v4(neighbourhood(n), 1, seed)).collect();
+                let quiet = (0..200_000).map(|n| index::v4(neighbourhood((1 << 20) + n), 1, seed));
                 let share = unlucky(&places, quiet);
                 worst = worst.max(share);
                 sum += share;
@@ -144,17 +153,30 @@ mod tests {
         }
     }
 
+    /// As if each rule were a neighbourhood of its own.
+    #[test]
+    fn each_rule_has_its_places() {
+        let of_rules: Vec<_> = (0..4096).map(|slot| index::v4([192, 0, 2, 1], slot, 7)).collect();
+        let mut different = of_rules.clone();
+        different.sort_unstable();
+        different.dedup();
+        assert_eq!(different.len(), of_rules.len());
+        let quiet = (4096..32_768).map(|slot| index::v4([192, 0, 2, 1], slot, 7));
+        let share = unlucky(&of_rules, quiet);
+        assert!((0.4..1.6).contains(&share), "{share} of a thousand");
+    }
+
     #[test]
     fn neighbourhoods_of_ipv6_spread_alike() {
         let site = |n: u32| {
             let [a, b, c, d] = n.to_be_bytes();
             [0x20, 0x01, a, b, c, d, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]
         };
-        let flooded: Vec<_> = (0..4096).map(|n| index::v6(site(n), 7)).collect();
-        let share = unlucky(&flooded, (1 << 20..(1 << 20) + 200_000).map(|n| index::v6(site(n), 7)));
+        let flooded: Vec<_> = (0..4096).map(|n| index::v6(site(n), 1, 7)).collect();
+        let share = unlucky(&flooded, (1 << 20..(1 << 20) + 200_000).map(|n| index::v6(site(n), 1, 7)));
         assert!((0.6..1.4).contains(&share), "{share} of a thousand");
         let mut other_subnet = site(5);
         other_subnet[7] = 9;
-        assert_eq!(index::v6(site(5), 7), index::v6(other_subnet, 7));
+        assert_eq!(index::v6(site(5), 1, 7), index::v6(other_subnet, 1, 7));
     }
 }

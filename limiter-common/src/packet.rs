@@ -2,7 +2,8 @@
 //!
 //! Reads Ethernet, up to three VLAN tags, IPv4 with options, IPv6 with up to eight extension headers, and of TCP and UDP
 //! what rules need. L4 fields are never read from a fragment that is not the first, nor from beyond the end that the
-//! IP header states (Ethernet pads short frames).
+//! IP header states (Ethernet pads short frames). What the packet has and the parser does not reach, behind more headers
+//! than that, is judged by its source: a host may well read it.
 
 use network_types::{
     eth::{EthHdr, EtherType},
@@ -14,8 +15,8 @@ use network_types::{
 
 use crate::addr::{AddressV4, AddressV6};
 
-/// The furthest offset at which a header is read. More headers than this are malformed. The bound is the same in the
-/// XDP program, where the verifier needs one, and on the host.
+/// The furthest offset at which a header is read. What lies behind it is [`Transport::Unreadable`]. The bound is the same in
+/// the XDP program, where the verifier needs one, and on the host.
 pub const MAX_READ_OFFSET: usize = 512;
 
 /// How a parser sees a frame.
@@ -27,6 +28,9 @@ pub trait PacketRead {
     /// `N` bytes at `offset`, or `None` when the frame, or the part of it that can be read, ends before, or when
     /// `offset` is above [`MAX_READ_OFFSET`].
     fn read<const N: usize>(&self, offset: usize) -> Option<Self::Header<'_, N>>;
+
+    /// Bytes of the whole frame, with all its buffers.
+    fn frame_len(&self) -> usize;
 
     /// Whether the whole frame, with all its buffers, has at least `len` bytes.
     fn has(&self, len: usize) -> bool;
@@ -61,6 +65,10 @@ impl PacketRead for [u8] {
         self.get(offset..)?.first_chunk()
     }
 
+    fn frame_len(&self) -> usize {
+        self.len()
+    }
+
     fn has(&self, len: usize) -> bool {
         self.len() >= len
     }
@@ -82,6 +90,23 @@ impl<const N: usize> Header<N> for &[u8; N] {
     fn address_v6<const AT: usize>(self) -> AddressV6 {
         AddressV6::new(core::array::from_fn(|index| self[AT + index]))
     }
+}
+
+/// A length that no IP header can state.
+const SUPER: usize = 1 << 16;
+
+/// The length that a header states, of a frame in which it ends at `end` if it is 0. The kernel joins segments to
+/// super-frames of more than 64 KiB (BIG TCP), whose length it states as 0: they go on to the end of the frame, of which
+/// no more is asked than that.
+#[inline(always)]
+fn true_len<P: PacketRead + ?Sized>(frame: &P, stated: u16, end: usize) -> usize {
+    const SIGN: u32 = usize::BITS - 1;
+    // Without a branch: the verifier would walk on with either kind of frame.
+    let stated = frame.forget(stated.into());
+    let is_none = stated.wrapping_sub(1) >> SIGN;
+    let is_long = frame.frame_len().wrapping_sub(end) / SUPER;
+    let is_long = frame.forget(is_long).wrapping_neg() >> SIGN;
+    (stated | (is_none & is_long) * SUPER) & (2 * SUPER - 1)
 }
 
 /// What a frame is.
@@ -119,10 +144,24 @@ pub enum Transport {
     Udp {
         destination_port: u16,
     },
-    /// TCP or UDP may be inside, but the port is not in this packet: a fragment.
-    Unreadable,
+    /// TCP or UDP may be inside, but the port or the flags are not in this packet, a fragment, or behind too many headers.
+    Unreadable {
+        /// SYN without ACK may be what cannot be read. In parts, a connection would be opened for nothing.
+        opens_connection: bool,
+    },
     /// Anything else.
     Other,
+}
+
+impl Transport {
+    /// Whether it is charged as a new connection.
+    #[inline(always)]
+    pub const fn opens_connection(self) -> bool {
+        match self {
+            Self::Tcp { opens_connection, .. } | Self::Unreadable { opens_connection } => opens_connection,
+            Self::Udp { .. } | Self::Other => false,
+        }
+    }
 }
 
 /// The crate keeps them in network order.
@@ -226,7 +265,7 @@ fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     let Some(header) = frame.read::<IPV4_MIN_LEN>(offset) else { return Parsed::Malformed };
     let version_and_len = header.byte::<0>();
     let header_len = usize::from(version_and_len & 0x0f) * 4;
-    let total_len = usize::from(header.be16::<2>());
+    let total_len = true_len(frame, header.be16::<2>(), offset);
     if version_and_len >> 4 != 4
         || header_len < IPV4_MIN_LEN
         || total_len < header_len
@@ -249,11 +288,12 @@ fn parse_ipv4<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
 fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
     // As far as the source address.
     let Some(header) = frame.read::<24>(offset) else { return Parsed::Malformed };
-    let payload_len = usize::from(header.be16::<4>());
+    let payload_len = true_len(frame, header.be16::<4>(), offset + IPV6_LEN);
     if header.byte::<0>() >> 4 != 6 || !frame.has(offset + IPV6_LEN + payload_len) {
         return Parsed::Malformed;
     }
-    let source = Source::V6(header.address_v6::<8>());
+    let address = header.address_v6::<8>();
+    let source = Source::V6(address);
     let hop_limit = header.byte::<7>();
     let mut next = header.byte::<6>();
     let mut fragment = fragment::WHOLE;
@@ -268,15 +308,17 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
             let at = offset + IPV6_LEN + taken;
             // RFC 6980 forbids fragments here.
             if next == ICMPV6 && fragment == fragment::WHOLE {
-                return icmpv6(frame, source, hop_limit, at, payload_len - taken);
+                return icmpv6(frame, address, hop_limit, at, payload_len - taken);
             }
             return transport(frame, source, next, fragment, at, payload_len - taken);
         }
         if fragment == fragment::LATER {
             // The rest of the chain is in the first fragment.
-            return Parsed::Ip(IpPacket { source, transport: Transport::Unreadable });
+            return unreadable(source, false);
         }
-        let Some(extension) = frame.read::<4>(offset + IPV6_LEN + taken) else { return Parsed::Malformed };
+        let Some(extension) = frame.read::<4>(offset + IPV6_LEN + taken) else {
+            return out_of_reach(source, 4, payload_len - taken);
+        };
         taken += match next {
             FRAGMENT => 8,
             AUTHENTICATION => (usize::from(extension.byte::<1>()) + 2) * 4,
@@ -298,23 +340,36 @@ fn parse_ipv6<P: PacketRead + ?Sized>(frame: &P, offset: usize) -> Parsed {
         taken = frame.forget(taken);
         fragment = frame.forget(fragment);
     }
-    Parsed::Malformed
+    // Linux reads chains of any length.
+    unreadable(source, true)
 }
 
 #[inline(always)]
-fn icmpv6<P: PacketRead + ?Sized>(frame: &P, source: Source, hop_limit: u8, offset: usize, len: usize) -> Parsed {
+fn icmpv6<P: PacketRead + ?Sized>(frame: &P, source: AddressV6, hop_limit: u8, offset: usize, len: usize) -> Parsed {
     if len < 4 {
         return Parsed::Malformed;
     }
     // Never a single byte: the verifier does not accept the bounds check that a compiler makes of that.
-    let Some(header) = frame.read::<4>(offset) else { return Parsed::Malformed };
+    let other = Parsed::Ip(IpPacket { source: Source::V6(source), transport: Transport::Other });
+    let Some(header) = frame.read::<4>(offset) else { return other };
     match header.byte::<0>() {
-        // MLD, and multicast router discovery (RFC 4286).
-        130..=132 | 143 | 151..=153 => Parsed::Control,
+        // MLD (RFC 3810, section 5) and multicast router discovery (RFC 4286) count only as what does not leave a link.
+        130..=132 | 143 | 151..=153 if hop_limit == 1 && source.is_of_link() => Parsed::Control,
         // Neighbour discovery counts only from this link, which a hop limit of 255 proves (RFC 4861, section 3.1).
         133..=137 | 141 | 142 | 148 | 149 if hop_limit == 255 => Parsed::Control,
-        _ => Parsed::Ip(IpPacket { source, transport: Transport::Other }),
+        _ => other,
     }
+}
+
+#[inline(always)]
+const fn unreadable(source: Source, opens_connection: bool) -> Parsed {
+    Parsed::Ip(IpPacket { source, transport: Transport::Unreadable { opens_connection } })
+}
+
+/// What is to be made of a header of `header_len` bytes that could not be read where the packet has `len`.
+#[inline(always)]
+const fn out_of_reach(source: Source, header_len: usize, len: usize) -> Parsed {
+    if len < header_len { Parsed::Malformed } else { unreadable(source, true) }
 }
 
 /// `len` is how many bytes the IP header says follow `offset`.
@@ -332,18 +387,22 @@ fn transport<P: PacketRead + ?Sized>(
         UDP => UDP_LEN,
         _ => return Parsed::Ip(IpPacket { source, transport: Transport::Other }),
     };
-    if fragment == fragment::LATER || (fragment == fragment::FIRST && len < min_len) {
-        return Parsed::Ip(IpPacket { source, transport: Transport::Unreadable });
+    if fragment == fragment::LATER {
+        return unreadable(source, false);
     }
     if len < min_len {
+        if fragment == fragment::FIRST {
+            // Who cuts off the flags (RFC 1858, section 3) sends them where nobody looks for them.
+            return unreadable(source, protocol == TCP);
+        }
         return Parsed::Malformed;
     }
-    let Some(header) = frame.read::<4>(offset) else { return Parsed::Malformed };
+    let Some(header) = frame.read::<4>(offset) else { return unreadable(source, protocol == TCP) };
     let destination_port = header.be16::<2>();
     if protocol == UDP {
         return Parsed::Ip(IpPacket { source, transport: Transport::Udp { destination_port } });
     }
-    let Some(offset_and_flags) = frame.read::<2>(offset + 12) else { return Parsed::Malformed };
+    let Some(offset_and_flags) = frame.read::<2>(offset + 12) else { return unreadable(source, true) };
     let opens_connection = offset_and_flags.byte::<1>() & (TCP_SYN | TCP_ACK) == TCP_SYN;
     Parsed::Ip(IpPacket { source, transport: Transport::Tcp { destination_port, opens_connection } })
 }
@@ -368,12 +427,22 @@ mod tests {
     #[test]
     fn ports_are_not_read_from_padding_or_later_fragments() {
         let udp = [0x30, 0x39, 0x01, 0xbb, 0, 8, 0, 0];
+        let mut ack = [0; 20];
+        ack[2..4].copy_from_slice(&443u16.to_be_bytes());
+        ack[13] = TCP_ACK;
         let port = Transport::Udp { destination_port: 443 };
-        let cases: [(Vec<u8>, Option<Transport>); 5] = [
+        let hidden = Transport::Unreadable { opens_connection: true };
+        let unreadable = Transport::Unreadable { opens_connection: false };
+        let cases: [(Vec<u8>, Option<Transport>); 10] = [
+            (ipv4(TCP, 0x2000, &ack), Some(Transport::Tcp { destination_port: 443, opens_connection: false })),
+            (ipv4(TCP, 0x2000, &ack[..16]), Some(hidden)),
+            (ipv4(TCP, 0x2000, &ack[..8]), Some(hidden)),
+            (ipv4(TCP, 0x2001, &ack[..8]), Some(unreadable)),
+            (ipv4(TCP, 0, &ack[..16]), None),
             (ipv4(UDP, 0, &udp), Some(port)),
             (ipv4(UDP, 0x2000, &udp), Some(port)),
-            (ipv4(UDP, 0x2000, &udp[..4]), Some(Transport::Unreadable)),
-            (ipv4(UDP, 185, &udp), Some(Transport::Unreadable)),
+            (ipv4(UDP, 0x2000, &udp[..4]), Some(unreadable)),
+            (ipv4(UDP, 185, &udp), Some(unreadable)),
             ([ipv4(UDP, 0, &udp[..4]), std::vec![0; 30]].concat(), None),
         ];
         for (frame, transport) in cases {

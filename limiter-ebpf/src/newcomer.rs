@@ -20,17 +20,17 @@ const ATTEMPTS: u32 = 4;
 
 const RESERVE: GcraParams = aggregate::creation_reserve();
 
-/// The buckets of a neighbourhood. The places are always in range; whoever has no bucket is not let through.
+/// The buckets of a neighbourhood under the rule of this slot. The places are always in range; whoever has no bucket is not let through.
 #[inline(always)]
-fn neighbourhood<F: Family>(source: F) -> Option<[AggregateState; ROWS]> {
-    let [first, second] = source.aggregates();
+fn neighbourhood<F: Family>(source: F, slot: u32) -> Option<[AggregateState; ROWS]> {
+    let [first, second] = source.aggregates(slot);
     Some([maps::aggregate(first)?, maps::aggregate(second)?])
 }
 
 /// A bucket that is made for a source now, or why it gets none.
 #[inline(always)]
-pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, now: u64) -> Result<BucketState, EventKind> {
-    let neighbourhood = neighbourhood(source);
+pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, slot: u32, now: u64) -> Result<BucketState, EventKind> {
+    let neighbourhood = neighbourhood(source, slot);
     if let Some([first, second]) = neighbourhood {
         first.begin(now);
         second.begin(now);
@@ -46,7 +46,7 @@ pub(crate) fn bucket<F: Family>(source: F, key: &F::Key, now: u64) -> Result<Buc
 /// Takes the packet's cost from the buckets of its neighbourhood.
 #[inline(always)]
 pub(crate) fn share<F: Family>(source: F, limits: &Limits<'_>, cost: Cost, now: u64) -> Result<(), DropReason> {
-    let [first, second] = neighbourhood(source).ok_or(DropReason::NewSources)?;
+    let [first, second] = neighbourhood(source, limits.slot).ok_or(DropReason::NewSources)?;
     // Charged to each that has room, so that a neighbourhood by itself has one quota and not two. Not a loop: the
     // verifier does not follow pointers through an array.
     let first = charge(first, limits, cost, now);

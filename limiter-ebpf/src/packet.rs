@@ -42,6 +42,12 @@ impl PacketRead for Frame {
         if start + N > self.data_end { None } else { Some(Readable { start }) }
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "the machine has 64 bits")]
+    #[inline(always)]
+    fn frame_len(&self) -> usize {
+        self.len as usize
+    }
+
     #[inline(always)]
     fn has(&self, len: usize) -> bool {
         len as u64 <= self.len

@@ -1,7 +1,7 @@
 //! The order of the stages. Each can end the walk.
 
 use limiter_common::{
-    packet::{IpPacket, PacketRead as _, Parsed, Source, Transport, parse},
+    packet::{IpPacket, PacketRead as _, Parsed, Source, parse},
     verdict::{DropReason, PassReason, Verdict},
 };
 
@@ -25,8 +25,8 @@ pub(crate) fn run(frame: &Frame) -> Ruling {
     if !ports::protects(transport) {
         return Verdict::Pass(PassReason::NotProtected).into();
     }
-    let opens_connection = matches!(transport, Transport::Tcp { opens_connection: true, .. });
-    let cost = Cost { bytes: frame.len(), connections: frame.forget(opens_connection.into()) as u64 };
+    let opens_connection = transport.opens_connection().into();
+    let cost = Cost { bytes: frame.len(), connections: frame.forget(opens_connection) as u64 };
     match source {
         Source::V4(address) => judge(address, cost),
         Source::V6(address) => judge(address, cost),

@@ -16,7 +16,7 @@ pub(crate) fn protects(transport: Transport) -> bool {
         Transport::Tcp { destination_port, .. } => is_set(schema::tcp_port_bit(destination_port)),
         Transport::Udp { destination_port } => is_set(schema::udp_port_bit(destination_port)),
         // The rest of the packet may be for a protected port; better limited than a way around the limit.
-        Transport::Unreadable => true,
+        Transport::Unreadable { .. } => true,
         Transport::Other => false,
     }
 }

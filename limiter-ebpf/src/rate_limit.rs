@@ -41,7 +41,7 @@ pub(crate) fn judge<F: Family>(
     let now_ticks = now.ticks();
     let bucket = match F::bucket(key) {
         Some(bucket) => Ok(bucket),
-        None => newcomer::bucket(source, key, now_ticks),
+        None => newcomer::bucket(source, key, limits.slot, now_ticks),
     };
     let (taken, mut news) = match bucket {
         Ok(bucket) => (take::<MAX_SWAP_ATTEMPTS>(bucket, &limits, cost, now_ticks), News::NONE),
@@ -69,7 +69,7 @@ pub(crate) struct Limits<'a> {
     /// Of the rule, in place.
     bytes: Option<&'a GcraParams>,
     connections: Option<&'a GcraParams>,
-    slot: u32,
+    pub(crate) slot: u32,
     /// Not 0 for a rule that only counts.
     shadow: usize,
     /// Not 0 where a budget replaces the packet limit.

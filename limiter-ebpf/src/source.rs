@@ -35,8 +35,8 @@ pub(crate) trait Family: Copy {
     fn bucket(key: &Self::Key) -> Option<BucketState>;
     /// Puts a full bucket there unless there is one.
     fn create_bucket(key: &Self::Key, now_ticks: u64);
-    /// Where the buckets are that new sources of its neighbourhood share.
-    fn aggregates(self) -> [u32; ROWS];
+    /// Where the buckets are that new sources of its neighbourhood share under the rule of this slot.
+    fn aggregates(self, slot: u32) -> [u32; ROWS];
 }
 
 impl Family for AddressV4 {
@@ -90,8 +90,8 @@ impl Family for AddressV4 {
     }
 
     #[inline(always)]
-    fn aggregates(self) -> [u32; ROWS] {
-        aggregate::index::v4(self.octets(), globals::AGGREGATE_SEED.load())
+    fn aggregates(self, slot: u32) -> [u32; ROWS] {
+        aggregate::index::v4(self.octets(), slot, globals::AGGREGATE_SEED.load())
     }
 }
 
@@ -147,7 +147,7 @@ impl Family for AddressV6 {
     }
 
     #[inline(always)]
-    fn aggregates(self) -> [u32; ROWS] {
-        aggregate::index::v6(self.octets(), globals::AGGREGATE_SEED.load())
+    fn aggregates(self, slot: u32) -> [u32; ROWS] {
+        aggregate::index::v6(self.octets(), slot, globals::AGGREGATE_SEED.load())
     }
 }

@@ -224,6 +224,12 @@ impl PacketRuleSpec {
     pub fn new(id: &str, cidr: IpNet, mode: EnforcementMode) -> Self {
         Self { id: id.into(), cidrs: vec![cidr], packets: None, bytes: None, new_connections: None, mode }
     }
+
+    /// Whether packets are charged to a bucket by this rule.
+    pub fn is_charged(&self) -> bool {
+        let limits = [self.packets, self.bytes, self.new_connections];
+        self.mode != EnforcementMode::Off && limits.iter().any(Option::is_some)
+    }
 }
 
 #[cfg(test)]

@@ -188,7 +188,7 @@ impl Packet {
                 frame.extend(IPV4.to_be_bytes());
                 let header_len = 20 + options * 4;
                 let words = header_words.unwrap_or(u8::try_from(header_len / 4).expect("options fit"));
-                let total = self.stated_len.unwrap_or(u16::try_from(header_len + self.payload.len()).expect("fits"));
+                let total = self.stated_len.unwrap_or_else(|| fits(header_len + self.payload.len()));
                 frame.push(self.version.unwrap_or(4) << 4 | words);
                 frame.push(0);
                 frame.extend(total.to_be_bytes());
@@ -202,9 +202,9 @@ impl Packet {
             Network::V6 { source, next, extensions, hop_limit } => {
                 frame.extend(IPV6.to_be_bytes());
                 let extensions_len: usize = extensions.iter().map(|(_, body)| body.len() + 1).sum();
-                let len = u16::try_from(extensions_len + self.payload.len()).expect("fits");
                 frame.extend([self.version.unwrap_or(6) << 4, 0, 0, 0]);
-                frame.extend(self.stated_len.unwrap_or(len).to_be_bytes());
+                frame
+                    .extend(self.stated_len.unwrap_or_else(|| fits(extensions_len + self.payload.len())).to_be_bytes());
                 frame.push(extensions.first().map_or(*next, |(kind, _)| *kind));
                 frame.push(*hop_limit);
                 frame.extend(source.octets());
@@ -219,6 +219,10 @@ impl Packet {
         frame.extend(std::iter::repeat_n(0xff, self.trailer));
         frame
     }
+}
+
+fn fits(len: usize) -> u16 {
+    u16::try_from(len).expect("what an IP header can state")
 }
 
 fn udp_header(port: u16, payload_len: usize) -> Vec<u8> {

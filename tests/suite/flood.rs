@@ -44,6 +44,8 @@ const BURST: u64 = 20;
 const RATE: u64 = 10;
 const HEAVY_BURST: u64 = 1000;
 const HEAVY_RATE: u64 = 2000;
+/// The slot of the widest rule.
+const EVERYBODY: u32 = 1;
 
 /// What differs between the families.
 struct Family {
@@ -73,7 +75,7 @@ const V4: Family = Family {
         Ipv4Addr::new(64 + network, middle, low, host).into()
     },
     places: |address, seed| match address {
-        IpAddr::V4(address) => aggregate::index::v4(address.octets(), seed),
+        IpAddr::V4(address) => aggregate::index::v4(address.octets(), EVERYBODY, seed),
         IpAddr::V6(_) => unreachable!("an address of another family"),
     },
     buckets: "BUCKETS_V4",
@@ -89,7 +91,7 @@ const V6: Family = Family {
     },
     places: |address, seed| match address {
         IpAddr::V4(_) => unreachable!("an address of another family"),
-        IpAddr::V6(address) => aggregate::index::v6(address.octets(), seed),
+        IpAddr::V6(address) => aggregate::index::v6(address.octets(), EVERYBODY, seed),
     },
     buckets: "BUCKETS_V6",
 };

@@ -69,6 +69,24 @@ fn each_mistake_has_its_error_and_leaves_nothing_attached() {
             78,
             &["policy.toml:6", "nowhere"],
         ),
+        mistake(
+            "a packet rule for a part of a source",
+            &*xdp,
+            "[[packet_rules]]\nid = \"all\"\ncidr = \"::/0\"\npackets = { rate = \"9/s\", burst = 9 }\n\
+             [[packet_rules]]\nid = \"one\"\ncidr = [\"2001:db8::/64\", \"2001:db8:1::7\"]\n\
+             new_connections = { rate = \"5/s\" }\n\
+             [[packet_rules]]\nid = \"counted\"\ncidr = \"2001:db8:2::/65\"\npackets = { rate = \"5/s\" }\n\
+             mode = \"shadow\"\n",
+            78,
+            &["\"one\"", "2001:db8:1::7/128", "identity.ipv6_prefix = 64", "to 128", "\"counted\"", "to 65"],
+        ),
+        mistake(
+            "a packet rule for a part of an IPv4 source",
+            format!("{xdp}[identity]\nipv4_prefix = 24\n"),
+            "[[packet_rules]]\nid = \"one\"\ncidr = \"192.0.2.7\"\npackets = { rate = \"9/s\", burst = 9 }\n",
+            78,
+            &["\"one\"", "192.0.2.7/32", "identity.ipv4_prefix = 24", "to 32"],
+        ),
         mistake("an interface that does not exist", elsewhere, rule, 78, &["nosuch0", "ip link"]),
         mistake("pins outside a BPF file system", not_bpffs, rule, 69, &["/tmp/limiter-not-bpffs", "BPF file system"]),
         mistake(

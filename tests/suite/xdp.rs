@@ -204,6 +204,40 @@ fn a_part_of_the_new_buckets_is_kept_for_quiet_neighbourhoods() {
 }
 
 #[test]
+fn sources_of_two_rules_in_one_neighbourhood_share_nothing() {
+    const NEW: u64 = 8;
+    const WIDE: u64 = 50;
+    const NARROW: u64 = 1;
+    let limit = |burst| [(Limited::Packets, burst)];
+    for (network, [wide, narrow], [of_wide, of_narrow]) in [
+        ("10.0.0.0/8", ["192.0.2.0/25", "192.0.2.128/25"], ["192.0.2.1", "192.0.2.129"]),
+        ("10.0.0.0/8", ["2001:db8:1::/49", "2001:db8:1:8000::/49"], ["2001:db8:1:1::1", "2001:db8:1:8001::1"]),
+    ] {
+        let mut world = World::new()
+            .rule("others", network, Enforce, &limit(1))
+            .rule("wide", wide, Enforce, &limit(WIDE))
+            .rule("narrow", narrow, Enforce, &limit(NARROW));
+        world.tuning.new_sources = Some(burst_of(NEW));
+        let loaded = world.load();
+        // Nobody gets a bucket of its own any more.
+        for n in 0..2 * NEW {
+            loaded.dataplane.test_run(&Packet::udp(&format!("10.0.{n}.1"), 443).build(), 1).expect("run the program");
+        }
+        for _ in 0..2 * WIDE {
+            for source in [of_wide, of_narrow] {
+                loaded.dataplane.test_run(&Packet::udp(source, 443).build(), 1).expect("run the program");
+            }
+        }
+        let counters = loaded.counters();
+        let passed = |rule: &str| {
+            let key = (Some(rule.to_owned()), Verdict::Pass(PassReason::Conforming).index());
+            counters.get(&key).map_or(0, |counter| counter.packets)
+        };
+        assert_eq!((passed("wide"), passed("narrow")), (WIDE, NARROW), "{wide} and {narrow}");
+    }
+}
+
+#[test]
 fn a_client_that_keeps_sending_outlives_newcomers_that_fill_the_map_many_times() {
     const MAX_SOURCES: u32 = 16_384;
     const TURNS: u32 = 6;

@@ -112,6 +112,7 @@ impl Callers {
     pub fn check_policy(&self, config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
         let keys = self.keys.load();
         let mut errors = validate::check_scopes(config, policy, &keys);
+        errors.extend(validate::check_packet_rules(config, policy));
         if self.identifies_by(IdentityKind::ApiKey) {
             errors.extend(keys.check_plans(policy));
         }

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     config::{Config, ConfigErrors, Environment, IdentityKind, KeyStoreKind, RedisConfig, StoreKind},
+    dataplane::canonical,
     exit::Exit,
     identity::{Entries, Jwt, JwtWatch, KeySecret, KeyStore, KeyWatch, api_key::id_to_hex},
     policy::{Policy, Scope},
@@ -65,6 +66,7 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     }
     if let (Some(config), Some((policy, _)), Some((keys, _))) = (&configuration.config, &policy, &keys) {
         keep(check_scopes(config, policy, keys));
+        keep(check_packet_rules(config, policy));
     }
     match (configuration.config, policy, keys) {
         (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
@@ -102,6 +104,30 @@ pub(crate) fn check_scopes(config: &Config, policy: &Policy, keys: &KeyStore) ->
             Scope::User | Scope::Key | Scope::Session | Scope::Ip | Scope::Global | Scope::Attribute(_) => continue,
         };
         errors.extend(ConfigErrors::of_file(&config.policy.file, "rules.scope", message, false));
+    }
+    errors
+}
+
+/// Packet rules that hold for a part of a source only. All of a source has one bucket, which the parameters of one rule have
+/// to charge: by those of two it would keep to neither.
+pub(crate) fn check_packet_rules(config: &Config, policy: &Policy) -> ConfigErrors {
+    let mut errors = ConfigErrors::new();
+    let prefixes = config.identity.prefixes;
+    for rule in policy.packet_rules.iter().filter(|rule| rule.is_charged()) {
+        for cidr in rule.cidrs.iter().map(|cidr| canonical(*cidr)) {
+            let source = prefixes.len_of(cidr.addr());
+            if cidr.prefix_len() <= source {
+                continue;
+            }
+            let setting = if cidr.addr().is_ipv4() { "ipv4_prefix" } else { "ipv6_prefix" };
+            let message = format!(
+                "the rule \"{}\" limits {cidr}, and all addresses of a /{source} are one source with one bucket \
+                 (identity.{setting} = {source}): write a /{source} or a shorter prefix, or set identity.{setting} to {}",
+                rule.id,
+                cidr.prefix_len()
+            );
+            errors.extend(ConfigErrors::of_file(&config.policy.file, "packet_rules.cidr", message, false));
+        }
     }
     errors
 }

@@ -193,7 +193,7 @@ fn is_protected(protect: &Protect, packet: IpPacket) -> bool {
     match packet.transport {
         packet::Transport::Tcp { destination_port, .. } => ports.contains(&(Transport::Tcp, destination_port)),
         packet::Transport::Udp { destination_port } => ports.contains(&(Transport::Udp, destination_port)),
-        packet::Transport::Unreadable => !ports.is_empty(),
+        packet::Transport::Unreadable { .. } => !ports.is_empty(),
         packet::Transport::Other => false,
     }
 }
@@ -208,10 +208,9 @@ fn is_same_source(blocked: &str, address: IpAddr) -> bool {
 }
 
 fn ruled(rule: &PacketRuleSpec, packet: IpPacket) -> Verdict {
-    let opens_connection = matches!(packet.transport, packet::Transport::Tcp { opens_connection: true, .. });
     let reason = if rule.bytes.is_some_and(|quota| quota.burst == TINY) {
         DropReason::RateLimitedBytes
-    } else if opens_connection && rule.new_connections.is_some_and(|quota| quota.burst == 1) {
+    } else if packet.transport.opens_connection() && rule.new_connections.is_some_and(|quota| quota.burst == 1) {
         DropReason::RateLimitedConnections
     } else {
         return Verdict::Pass(PassReason::Conforming);
