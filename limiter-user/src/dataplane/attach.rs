@@ -236,11 +236,6 @@ fn attach_again(
     if let Some(dead) = dead {
         unpin::detach(dead)?;
     }
-    match require_ethernet(interface) {
-        Ok(()) => {}
-        Err(DataplaneError::NoSuchInterface { .. }) => return Ok(gone(interface)),
-        Err(error) => return Ok(InterfaceState::Refused(error.to_string())),
-    }
     match attach_one(program, interface, mode, pins) {
         Ok(link) => {
             tracing::info!(target: "limiter::dataplane", mode = link.mode.as_str(), "{interface} is back and limited");
@@ -292,7 +287,9 @@ impl Step {
         let exists = if_nametoindex(interface).is_ok();
         let is_of_another = |link: &OwnLink| wanted.iter().any(|name| is_the_link_on(name, link, links));
         let mut named = links.iter().filter(|link| link.pin.interface == interface);
-        match named.find(|link| !is_of_another(link) && !(exists && link.is_readable())) {
+        // One that can be read, and is not on an interface of this name that exists, is not its.
+        let is_its = |link: &OwnLink| !exists || !link.is_readable();
+        match named.find(|link| is_its(link) && !is_of_another(link)) {
             // The interface has another name, or is gone.
             Some(link) => Self::Exchange(link.pin.clone()),
             None if exists => Self::Attach,
@@ -513,6 +510,7 @@ fn exchange(program: &mut Xdp, link: &LinkPin) -> Result<bool, DataplaneError> {
 }
 
 fn attach_one(program: &mut Xdp, interface: &str, mode: XdpMode, pins: &PinDir) -> Result<LinkPin, DataplaneError> {
+    require_ethernet(interface)?;
     match mode {
         XdpMode::Native => attach_in(program, interface, AttachedMode::Native, pins),
         XdpMode::Generic => attach_in(program, interface, AttachedMode::Generic, pins),
