@@ -21,7 +21,7 @@ use crate::{
     cli::validate::Checked,
     clock::{Clock, SharedClock},
     config::{self, Config, IdentityConfig, IdentityKind, KeyStoreKind, RedisUrl, StoreKind},
-    dataplane::{self, Dataplane, DataplaneConfig, KernelDataplane, Tuning},
+    dataplane::{self, Dataplane, DataplaneConfig, DataplaneError, KernelDataplane, Tuning},
     events::EventWorker,
     host::HostAddresses,
     identity::{JwtWatch, KeyFollower, KeyStore, KeyWatch, key_follower::KeyUser},
@@ -97,7 +97,10 @@ impl Agent {
         };
 
         let dataplane = match config.xdp.interfaces.is_empty() {
-            true => None,
+            true => {
+                leave_interfaces(&config);
+                None
+            }
             false => Some(start_dataplane(&config, &policy)?),
         };
         let mut follower = key_follower(&config.identity, &keys)?;
@@ -367,6 +370,39 @@ fn start_dataplane(config: &Config, policy: &Policy) -> Result<Arc<dyn Dataplane
     let object = dataplane::embedded_object()?;
     let dataplane = KernelDataplane::start(object, dataplane_config(config), policy, Tuning::default())?;
     Ok(Arc::new(dataplane))
+}
+
+/// What an earlier agent has left in force, this configuration does not want: nobody would change it or tell of it.
+fn leave_interfaces(config: &Config) {
+    let pin_dir = &config.xdp.pin_dir;
+    match dataplane::detach_pinned(pin_dir) {
+        Ok(interfaces) => {
+            for interface in interfaces {
+                tracing::info!(
+                    target: "limiter::dataplane",
+                    "nothing is limited any more on {interface}: xdp.interfaces is empty",
+                );
+            }
+        }
+        // Its interfaces are its own.
+        Err(error @ DataplaneError::InUse { .. }) => {
+            tracing::info!(target: "limiter::dataplane", %error, "another agent's interfaces stay limited");
+        }
+        // An agent that limits requests alone need not be allowed to look.
+        Err(error) if error.kind() == dataplane::ErrorKind::Permission => {
+            tracing::info!(
+                target: "limiter::dataplane",
+                %error,
+                "what is pinned in {} stays as it is",
+                pin_dir.display(),
+            );
+        }
+        Err(error) => tracing::error!(
+            target: "limiter::dataplane",
+            %error,
+            "what an earlier agent has left in force stays: run \"limiter unpin\"",
+        ),
+    }
 }
 
 /// `None` where nothing is told.

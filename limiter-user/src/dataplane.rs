@@ -18,6 +18,7 @@ mod link_state;
 mod loader;
 mod maps;
 mod migrate;
+mod own_links;
 mod pins;
 pub mod probe;
 mod raw_map;
@@ -38,7 +39,6 @@ use limiter_common::{
 
 use crate::policy::Policy;
 
-pub(crate) use self::error::chain;
 pub use self::{
     acl::canonical,
     config::{DataplaneConfig, LiveSettings, OnExit, Protect, Schema, Transport, Tuning, XdpMode},
@@ -46,8 +46,13 @@ pub use self::{
     error::{DataplaneError, ErrorKind},
     events::{AsyncEventReader, EventReader},
     kernel::{KernelDataplane, TestRun},
+    link_state::LinkType,
     loader::embedded_object,
-    unpin::{Unpinned, lock_idle, unpin},
+    unpin::{Unpinned, detach_pinned, lock_idle, unpin},
+};
+pub(crate) use self::{
+    error::chain,
+    link_state::{ONE_BUFFER_MTU, XdpFeatures, mtu_of, xdp_features},
 };
 
 /// Whether sources in a prefix are passed or dropped.

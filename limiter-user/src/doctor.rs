@@ -118,7 +118,7 @@ const CHECKS: &[Check] = &[
     },
     Check {
         name: "interface",
-        why: "an agent does not start for an interface that is not there",
+        why: "an agent does not start for an interface that is not there, or whose frames have no Ethernet header",
         look: Look::Interface(interface::exists),
     },
     Check {

@@ -21,8 +21,8 @@ use limiter_tests::{
     traffic::{OTHER_PORT, Traffic},
 };
 use limiter_user::dataplane::{
-    AttachedMode, Dataplane as _, DataplaneConfig, DataplaneError, ErrorKind as Kind, KernelDataplane, OnExit, Protect,
-    Unpinned, XdpMode, unpin,
+    AttachedMode, Dataplane as _, DataplaneConfig, DataplaneError, ErrorKind as Kind, KernelDataplane, LiveSettings,
+    OnExit, Protect, Unpinned, XdpMode, unpin,
 };
 
 const BURST: u64 = 5;
@@ -313,8 +313,8 @@ fn another_program_is_named_and_nothing_stays_attached() {
     let link = loaded_links().flatten().find(|link| link.program_id() == id).expect("its link").id();
     let expected = format!(
         "attach to {SECOND_INTERFACE}: another XDP program (\"limiter\", id {id}) is attached there in native mode by a BPF \
-         link (id {link}); stop the program that holds the link, or remove its pin, or leave the interface out of \
-         xdp.interfaces"
+         link (id {link}); stop the agent that it belongs to, if one runs, and run \"limiter unpin\" with the xdp.pin_dir \
+         of its configuration, or leave the interface out of xdp.interfaces"
     );
     assert_eq!(error.to_string(), expected);
     assert_eq!(error.kind(), Kind::Unavailable);
@@ -480,6 +480,214 @@ fn an_interface_with_another_name_stays_limited() {
     net.gateway(|| dataplane.mend()).expect("mend");
     assert_eq!(dataplane.missing(), []);
     assert_eq!(xdp(&net, "renamed0"), before);
+}
+
+/// Gives an interface of the gateway another name.
+fn rename(net: &TestNet, from: &str, to: &str) {
+    net.gateway(|| ip(&format!("link set {from} down")));
+    net.gateway(|| ip(&format!("link set {from} name {to}")));
+    net.gateway(|| ip(&format!("link set {to} up")));
+}
+
+fn link_ids(net: &TestNet) -> BTreeSet<u32> {
+    let programs: Vec<_> = [INTERFACE, SECOND_INTERFACE, "wan9"]
+        .into_iter()
+        .filter_map(|interface| xdp(net, interface)?["prog"]["id"].as_u64())
+        .collect();
+    let links = loaded_links().flatten().filter(|link| programs.contains(&u64::from(link.program_id())));
+    links.map(|link| link.id()).collect()
+}
+
+/// What becomes of the interfaces, and what the configuration then names.
+struct Renamed {
+    name: &'static str,
+    had: &'static [&'static str],
+    change: fn(&TestNet),
+    wanted: &'static [&'static str],
+    /// Whether the links from before are those afterwards.
+    keeps_links: bool,
+    without: &'static [&'static str],
+}
+
+#[test]
+fn links_follow_their_interfaces_and_not_the_names() {
+    let new_gw0 = |net: &TestNet| {
+        rename(net, INTERFACE, "wan9");
+        net.gateway(|| ip(&format!("link add {INTERFACE} type veth peer name cl9")));
+    };
+    let swap = |net: &TestNet| {
+        rename(net, INTERFACE, "wan9");
+        rename(net, SECOND_INTERFACE, INTERFACE);
+        rename(net, "wan9", SECOND_INTERFACE);
+    };
+    for case in [
+        Renamed {
+            name: "the configuration follows",
+            had: &[INTERFACE],
+            change: |net| rename(net, INTERFACE, "wan9"),
+            wanted: &["wan9"],
+            keeps_links: true,
+            without: &[],
+        },
+        Renamed {
+            name: "another interface has got the name",
+            had: &[INTERFACE],
+            change: new_gw0,
+            wanted: &[INTERFACE],
+            keeps_links: false,
+            without: &["wan9"],
+        },
+        Renamed {
+            name: "another interface has got the name, and both are wanted",
+            had: &[INTERFACE],
+            change: new_gw0,
+            wanted: &[INTERFACE, "wan9"],
+            keeps_links: false,
+            without: &[],
+        },
+        Renamed {
+            name: "names are swapped",
+            had: &[INTERFACE, SECOND_INTERFACE],
+            change: swap,
+            wanted: &[INTERFACE, SECOND_INTERFACE],
+            keeps_links: true,
+            without: &[],
+        },
+        Renamed {
+            name: "names are swapped, and one is not wanted any more",
+            had: &[INTERFACE, SECOND_INTERFACE],
+            change: swap,
+            wanted: &[INTERFACE],
+            keeps_links: false,
+            without: &[SECOND_INTERFACE],
+        },
+    ] {
+        for by_reload in [false, true] {
+            let name = format!("{}, by_reload {by_reload}", case.name);
+            let net = TestNet::new();
+            let mut world = world(&net);
+            world.config.interfaces = case.had.iter().map(|name| (*name).to_owned()).collect();
+            let mut dataplane = start(&net, &world);
+            let links = link_ids(&net);
+            (case.change)(&net);
+            world.config.interfaces = case.wanted.iter().map(|name| (*name).to_owned()).collect();
+            if by_reload {
+                let settings = LiveSettings {
+                    interfaces: world.config.interfaces.clone(),
+                    protect: world.config.protect.clone(),
+                    drop_malformed: world.config.drop_malformed,
+                    on_exit: world.config.on_exit,
+                };
+                net.gateway(|| dataplane.reconfigure(&settings, &world.policy)).expect(&name);
+            } else {
+                drop(dataplane);
+                dataplane = try_start(&net, &world).unwrap_or_else(|error| panic!("{name}: {error}"));
+            }
+            let listed = net.gateway(|| dataplane.interfaces()).expect("interfaces");
+            assert_eq!(listed.iter().map(|interface| &*interface.name).collect::<Vec<_>>(), case.wanted, "{name}");
+            assert_eq!(dataplane.missing(), [], "{name}");
+            for interface in case.wanted {
+                let running = xdp(&net, interface).unwrap_or_else(|| panic!("{name}: nothing on {interface}"));
+                assert_eq!(running["prog"]["id"], listed[0].program_id, "{name}: {interface}");
+            }
+            for interface in case.without {
+                until(&name, PATIENCE, || xdp(&net, interface).is_none().then_some(()));
+            }
+            assert!(!case.keeps_links || link_ids(&net) == links, "{name}: {links:?}");
+            let mut pins = pins_in(&version_dir(&net));
+            pins.retain(|pin| pin.starts_with("link-"));
+            let mut expected: Vec<_> = case.wanted.iter().map(|name| format!("link-native-{name}")).collect();
+            expected.sort();
+            assert_eq!(pins, expected, "{name}");
+            // By the pins that are there now.
+            net.gateway(|| dataplane.mend()).expect("mend");
+            drop(dataplane);
+            let links = link_ids(&net);
+            drop(start(&net, &world));
+            assert_eq!(link_ids(&net), links, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_failed_restart_gives_links_their_names_back() {
+    let (net, foreign) = (TestNet::new(), TestPins::new());
+    let mut world = world(&net);
+    drop(start(&net, &world));
+    let mut other = world.clone();
+    other.config.interfaces = vec![SECOND_INTERFACE.to_owned()];
+    other.config.pin_dir = foreign.path().to_owned();
+    drop(start(&net, &other));
+    rename(&net, INTERFACE, "wan9");
+    net.gateway(|| ip(&format!("link add {INTERFACE} type veth peer name cl9")));
+    let before = (xdp(&net, "wan9"), pins_in(&version_dir(&net)));
+    world.config.interfaces = vec![INTERFACE.to_owned(), "wan9".to_owned(), SECOND_INTERFACE.to_owned()];
+    let error = try_start(&net, &world).expect_err("busy");
+    assert!(matches!(error, DataplaneError::Busy { .. }), "{error}");
+    assert_eq!((xdp(&net, "wan9"), pins_in(&version_dir(&net))), before);
+    assert_eq!(xdp(&net, INTERFACE), None);
+}
+
+#[test]
+fn an_interface_with_the_name_of_a_limited_one_is_limited_instead() {
+    let net = TestNet::new();
+    let dataplane = start(&net, &world(&net));
+    rename(&net, INTERFACE, "wan9");
+    net.gateway(|| dataplane.mend()).expect("mend");
+    assert!(xdp(&net, "wan9").is_some(), "nobody else has the name");
+    net.gateway(|| ip(&format!("link add {INTERFACE} type veth peer name cl9")));
+    net.gateway(|| dataplane.mend()).expect("mend");
+    assert_eq!(dataplane.missing(), []);
+    assert!(xdp(&net, INTERFACE).is_some());
+    assert_eq!(xdp(&net, "wan9"), None, "no configuration names it");
+}
+
+#[test]
+fn an_interface_without_ethernet_headers_is_refused_and_nothing_changes() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    net.gateway(|| ip("tuntap add dev tun9 mode tun"));
+    let says =
+        "attach to tun9: its frames have no Ethernet header (link type 65534: no header, as of tun and WireGuard)";
+    for mode in [XdpMode::Auto, XdpMode::Native, XdpMode::Generic] {
+        world.config.mode = mode;
+        world.config.interfaces = vec![INTERFACE.to_owned(), "tun9".to_owned()];
+        let error = try_start(&net, &world).expect_err("no Ethernet");
+        assert!(error.to_string().starts_with(says), "{error}");
+        assert_eq!(error.kind(), Kind::Configuration);
+        assert_eq!([INTERFACE, "tun9"].map(|interface| xdp(&net, interface)), [None, None]);
+        assert!(!net.pin_dir().exists());
+    }
+    // A tap has Ethernet frames.
+    net.gateway(|| ip("tuntap add dev tap9 mode tap"));
+    world.config.mode = XdpMode::Auto;
+    world.config.interfaces = vec!["tap9".to_owned()];
+    let dataplane = start(&net, &world);
+    assert!(xdp(&net, "tap9").is_some());
+    // One that is back is another one.
+    net.gateway(|| ip("link delete tap9"));
+    net.gateway(|| dataplane.mend()).expect("mend");
+    net.gateway(|| ip("tuntap add dev tap9 mode tun"));
+    net.gateway(|| dataplane.mend()).expect("mend");
+    let missing = dataplane.missing();
+    assert!(missing[0].reason.contains("no Ethernet header"), "{missing:?}");
+    assert_eq!(xdp(&net, "tap9"), None);
+}
+
+#[test]
+fn a_restart_that_may_uses_native_mode_again() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    // Loopback has no native mode, and keeps its link.
+    world.config.interfaces = vec![INTERFACE.to_owned(), "lo".to_owned()];
+    world.config.mode = XdpMode::Generic;
+    drop(start(&net, &world));
+    world.config.mode = XdpMode::Auto;
+    for _ in 0..2 {
+        let interfaces = start(&net, &world).interfaces().expect("interfaces");
+        let modes: Vec<_> = interfaces.iter().map(|interface| interface.mode).collect();
+        assert_eq!(modes, [AttachedMode::Native, AttachedMode::Generic]);
+    }
 }
 
 #[test]

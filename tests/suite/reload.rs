@@ -544,6 +544,50 @@ fn all_interfaces_can_be_removed_and_added_again() {
 }
 
 #[test]
+fn a_start_without_interfaces_detaches_what_an_earlier_one_has_left() {
+    let net = TestNet::new();
+    let setup = Setup::new(&xdp(&net, &[INTERFACE, SECOND_INTERFACE], ""), "");
+    start(&net, &setup).kill();
+    setup.configure(&xdp(&net, &[], ""));
+    let agent = start(&net, &setup);
+    assert_eq!(net.gateway(|| [INTERFACE, SECOND_INTERFACE].map(xdp_of)), [None, None]);
+    assert_eq!(link_pins(&net), Vec::<String>::new());
+    for interface in [INTERFACE, SECOND_INTERFACE] {
+        let says = format!("nothing is limited any more on {interface}");
+        assert!(setup.log().contains(&says), "{}", setup.log());
+    }
+    assert!(agent.stop().success());
+
+    // Those of an agent that runs are its own.
+    setup.configure(&xdp(&net, &[INTERFACE], ""));
+    let _agent = start(&net, &setup);
+    let other = Setup::new(&xdp(&net, &[], ""), "");
+    assert!(start(&net, &other).stop().success());
+    assert!(net.gateway(|| xdp_of(INTERFACE)).is_some());
+    assert!(other.log().contains("another agent"), "{}", other.log());
+}
+
+#[test]
+fn a_file_in_the_place_of_a_socket_is_refused_and_stays() {
+    for key in ["http", "admin"] {
+        let setup = Setup::new("", "");
+        let file = format!("{key}.sock");
+        setup.write(&file, "precious");
+        for command in ["validate", "run"] {
+            let output = setup.run(&[command]);
+            let says = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(78), "{command}: {says}");
+            assert!(says.contains(&format!("api.{key}")) && says.contains("is no socket"), "{command}: {says}");
+            assert_eq!(fs::read_to_string(setup.path(&file)).expect("the file"), "precious");
+        }
+        fs::remove_file(setup.path(&file)).expect("removed");
+        // What an agent that was killed has left is no hindrance.
+        setup.start().kill();
+        assert!(setup.start().stop().success());
+    }
+}
+
+#[test]
 fn a_wrong_configuration_changes_nothing_and_says_everything() {
     let net = TestNet::new();
     let setup = Setup::new(&xdp(&net, &[INTERFACE], ""), "");
@@ -553,6 +597,7 @@ fn a_wrong_configuration_changes_nothing_and_says_everything() {
     foreign.config.interfaces = vec!["other0".to_owned()];
     foreign.config.pin_dir = pins.path().to_owned();
     net.gateway(|| ip("link add other0 type veth peer name other1"));
+    net.gateway(|| ip("tuntap add dev tun9 mode tun"));
     let foreign = net.gateway(|| KernelDataplane::start(xdp_object(), foreign.config, &foreign.policy, foreign.tuning));
     let before = net.gateway(|| [INTERFACE, SECOND_INTERFACE, "other0"].map(xdp_of));
     let mistakes = xdp(&net, &[INTERFACE, SECOND_INTERFACE], "mod = 1\n[push]\nmax_block = \"x\"\n");
@@ -561,6 +606,11 @@ fn a_wrong_configuration_changes_nothing_and_says_everything() {
         ("[[xdp]\n".to_owned(), "invalid", &["limiter.toml:"]),
         // After one that could be added.
         (xdp(&net, &[SECOND_INTERFACE, "nope0"], ""), "invalid", &["attach to nope0: there is no such interface"]),
+        (
+            xdp(&net, &[SECOND_INTERFACE, "tun9"], ""),
+            "invalid",
+            &["attach to tun9: its frames have no Ethernet header"],
+        ),
         (xdp(&net, &[INTERFACE, SECOND_INTERFACE, "other0"], ""), "failed", &["attach to other0: another XDP program"]),
     ] {
         setup.configure(&configuration);

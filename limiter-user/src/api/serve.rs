@@ -70,7 +70,8 @@ pub struct BindError {
     remedy: &'static str,
 }
 
-const REMEDIES: [(io::ErrorKind, &str); 4] = [
+const REMEDIES: [(io::ErrorKind, &str); 5] = [
+    (io::ErrorKind::AlreadyExists, ": what is there is no socket, and stays; choose another path, or remove it"),
     (io::ErrorKind::AddrInUse, ": another program (or another agent) has it; stop that or choose another address"),
     (io::ErrorKind::PermissionDenied, ": choose a port above 1023, another path, or run as root"),
     (io::ErrorKind::AddrNotAvailable, ": no interface of this host has this address"),
@@ -201,9 +202,17 @@ async fn serve_connection(stream: Box<dyn Stream>, peer: Peer, router: Router, s
     }
 }
 
+/// Whether something is there that is not a socket, and so not an earlier agent's.
+pub(crate) fn is_taken_by_no_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.file_type().is_socket())
+}
+
 /// Binds a Unix socket. A socket that nobody listens on, left by an agent that was killed, is replaced.
 async fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
-    if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
+    if is_taken_by_no_socket(path) {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    if fs::symlink_metadata(path).is_ok() {
         match UnixStream::connect(path).await {
             Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,

@@ -8,7 +8,8 @@ use super::{
     report, say, warn,
 };
 use crate::{
-    config::{Config, ConfigErrors, Environment, IdentityKind, KeyStoreKind, RedisConfig, StoreKind},
+    api::serve::is_taken_by_no_socket,
+    config::{Config, ConfigErrors, Environment, IdentityKind, KeyStoreKind, Listen, RedisConfig, StoreKind},
     dataplane::canonical,
     exit::Exit,
     identity::{Entries, Jwt, JwtWatch, KeySecret, KeyStore, KeyWatch, api_key::id_to_hex},
@@ -61,6 +62,9 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
         let watch = JwtWatch::new(config.clone());
         Some((Jwt::load(config).map_err(&mut keep).ok()?, watch))
     });
+    if let Some(config) = &configuration.config {
+        keep(check_sockets(config));
+    }
     if let (Some((keys, _)), Some((policy, _))) = (&keys, &policy) {
         keep(keys.check_plans(policy));
     }
@@ -75,6 +79,20 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
         }
         _ => Err(errors),
     }
+}
+
+/// Paths where the agent would take the place of what is no socket.
+fn check_sockets(config: &Config) -> ConfigErrors {
+    let mut errors = ConfigErrors::new();
+    for (key, address) in [("api.http", &config.api.http), ("api.admin", &config.api.admin)] {
+        if let Listen::Unix(path) = address
+            && is_taken_by_no_socket(path)
+        {
+            let message = format!("{} is there and is no socket: choose another path, or remove it", path.display());
+            errors.extend(ConfigErrors::of_file(&config.path, key, message, false));
+        }
+    }
+    errors
 }
 
 /// Rules whose identity no request can have, or which nodes would count apart.

@@ -15,6 +15,7 @@ use super::{
     AttachedMode, DataplaneError, XdpMode,
     error::{Source, chain, errno, is_permission},
     foreign, link_state,
+    own_links::{OwnLink, OwnLinks, link_source, program_behind},
     pins::{LinkPin, PinDir, pin_error},
     unpin,
 };
@@ -72,26 +73,41 @@ pub(super) fn start(
     mode: XdpMode,
     pins: &PinDir,
 ) -> Result<(Vec<Interface>, Undo), DataplaneError> {
-    let pinned = pins.links()?;
-    let mut steps: Vec<_> =
-        wanted.iter().map(|interface| (interface.as_str(), Step::of(interface, mode, &pinned))).collect();
-    steps.sort_by_key(|(_, step)| step.order());
-    for (interface, step) in &steps {
-        if !matches!(step, Step::Exchange(_)) {
-            require_interface(interface)?;
-        }
+    let mut links = OwnLinks::read(pins)?;
+    for interface in wanted.iter().filter(|name| if_nametoindex(name.as_str()).is_ok()) {
+        require_ethernet(interface)?;
+    }
+    let missing = wanted.iter().find(|name| matches!(Step::of(name, wanted, mode, &links), Step::Missing));
+    if let Some(interface) = missing {
+        return Err(DataplaneError::NoSuchInterface { interface: interface.clone() });
     }
     let mut undo = Undo::new(pins);
-    let mut attached = Vec::new();
-    for (interface, step) in steps {
-        match step.run(program, interface, mode, pins, &mut undo) {
-            Ok(state) => attached.push(Interface::new(interface, state)),
-            Err(error) => {
-                undo.undo();
-                return Err(error);
+    let mut in_force = || -> Result<Vec<Interface>, DataplaneError> {
+        undo.set_aside(wanted, &mut links)?;
+        let mut steps = steps(wanted, mode, &links);
+        for (_, step) in &mut steps {
+            // What kept the driver from it may be gone, or the generic mode was that of another configuration.
+            if let Step::Exchange(link) = step
+                && is_generic_by_chance(link, mode)
+            {
+                *step = Step::ChangeMode(link.clone());
             }
         }
-    }
+        steps.sort_by_key(|(_, step)| step.order());
+        let mut attached = Vec::new();
+        for (interface, step) in steps {
+            let state = step.run(program, interface, mode, pins, &mut undo)?;
+            attached.push(Interface::new(interface, state));
+        }
+        Ok(attached)
+    };
+    let mut attached = match in_force() {
+        Ok(attached) => attached,
+        Err(error) => {
+            undo.undo();
+            return Err(error);
+        }
+    };
     attached.sort_by_key(|interface| wanted.iter().position(|name| **name == *interface.name));
     Ok((attached, undo))
 }
@@ -106,24 +122,30 @@ pub(super) fn exchange_all(
     mode: XdpMode,
     pins: &PinDir,
 ) -> Result<(Vec<Interface>, Undo), DataplaneError> {
-    let pinned = pins.links()?;
+    let mut links = OwnLinks::read(pins)?;
     let known = |name: &str| interfaces.iter().find(|interface| *interface.name == *name);
-    let mut new: Vec<_> = wanted.iter().filter(|name| known(name).is_none()).collect();
-    new.iter().try_for_each(|name| require_interface(name))?;
-    new.sort_by_key(|name| Step::of(name, mode, &pinned).order());
+    wanted.iter().filter(|name| known(name).is_none()).try_for_each(|name| require_ethernet(name))?;
     let mut undo = Undo::new(pins);
     let mut in_force = || -> Result<Vec<Interface>, DataplaneError> {
+        undo.set_aside(wanted, &mut links)?;
         let mut in_force = Vec::new();
-        for name in &new {
-            let state = Step::of(name, mode, &pinned).run(program, name, mode, pins, &mut undo)?;
-            tracing::info!(target: "limiter::dataplane", "{name} is limited from now on");
-            in_force.push(Interface::new(name, state));
-        }
-        for interface in wanted.iter().filter_map(|name| known(name)) {
-            let mut interface = interface.clone();
-            if matches!(interface.state, InterfaceState::Attached(_)) {
-                let link = pinned.iter().find(|link| *link.interface == *interface.name);
-                interface.state = exchange_one(program, &interface.name, link, mode, pins, &mut undo)?;
+        let mut steps = steps(wanted, mode, &links);
+        steps.retain(|(name, _)| match known(name) {
+            // Waited for until it is back, unless it is by the name of another one.
+            Some(interface) if !matches!(interface.state, InterfaceState::Attached(_)) && links.on(name).is_none() => {
+                in_force.push(interface.clone());
+                false
+            }
+            Some(_) | None => true,
+        });
+        steps.sort_by_key(|(name, step)| (known(name).is_some(), step.order()));
+        for (name, step) in steps {
+            let known = known(name);
+            let mut interface = known.cloned().unwrap_or_else(|| Interface::new(name, InterfaceState::Gone));
+            // Without a pin, which somebody has removed, a new policy is put in force nevertheless.
+            interface.state = step.run(program, name, mode, pins, &mut undo)?;
+            if known.is_none() {
+                tracing::info!(target: "limiter::dataplane", "{name} is limited from now on");
             }
             in_force.push(interface);
         }
@@ -141,25 +163,6 @@ pub(super) fn exchange_all(
     }
 }
 
-fn exchange_one(
-    program: &mut Xdp,
-    interface: &str,
-    link: Option<&LinkPin>,
-    mode: XdpMode,
-    pins: &PinDir,
-    undo: &mut Undo,
-) -> Result<InterfaceState, DataplaneError> {
-    match link {
-        Some(link) if exchange(program, link)? => {
-            undo.exchanged.push(link.clone());
-            Ok(InterfaceState::Attached(link.mode))
-        }
-        Some(_) => Ok(gone(interface)),
-        // Somebody has removed the pin; a new policy is put in force nevertheless.
-        None => attach_new(program, interface, mode, pins, undo),
-    }
-}
-
 /// Attaches again where an interface is back, and notices where one is gone. Each change is logged once.
 pub(super) fn mend(
     program: &mut Xdp,
@@ -168,14 +171,20 @@ pub(super) fn mend(
     pins: &PinDir,
 ) -> Result<(), DataplaneError> {
     let pinned = pins.links()?;
+    let names: Vec<_> = interfaces.iter().map(|interface| Arc::clone(&interface.name)).collect();
     for interface in interfaces {
         let name = &*interface.name;
         let link = pinned.iter().find(|link| *link.interface == *name);
         let state = match (&interface.state, link) {
             // `limiter unpin` has detached, and means it.
             (InterfaceState::Attached(_), None) => continue,
-            // A link lives on when its interface gets another name.
-            (InterfaceState::Attached(_), Some(link)) if runs(link)? || exchange(program, link)? => continue,
+            (InterfaceState::Attached(_), Some(link)) if runs(link)? => continue,
+            // A link lives on when its interface gets another name, and no other one has taken the old name.
+            (InterfaceState::Attached(_), Some(link))
+                if if_nametoindex(name).is_err() && !is_on_any(link, &names) && exchange(program, link)? =>
+            {
+                continue;
+            }
             (InterfaceState::Gone, _) if require_interface(name).is_err() => continue,
             (InterfaceState::Refused(_), _) if !interface.retry.is_due() => continue,
             (InterfaceState::Attached(_) | InterfaceState::Gone | InterfaceState::Refused(_), link) => {
@@ -199,8 +208,18 @@ pub(super) fn mend(
 
 /// Whether the interface runs the program of its link, as far as a look from outside tells.
 fn runs(link: &LinkPin) -> Result<bool, DataplaneError> {
-    let running = link_state::program_id(&link.interface).ok().flatten();
-    Ok(running.is_some() && running == Some(program_behind(link)?))
+    let program = program_behind(link)?;
+    match link_state::program_id(&link.interface) {
+        Ok(running) => Ok(running == Some(program)),
+        // Rather kept than detached for want of an answer.
+        Err(_) => Ok(require_interface(&link.interface).is_ok()),
+    }
+}
+
+/// Whether an interface that has one of these names now is the one of this link.
+fn is_on_any(link: &LinkPin, names: &[Arc<str>]) -> bool {
+    let link = OwnLink::look(link.clone());
+    names.iter().any(|name| link.is_on(name))
 }
 
 fn attach_again(
@@ -213,6 +232,7 @@ fn attach_again(
     if require_interface(interface).is_err() {
         return Ok(gone(interface));
     }
+    // Of an interface that is gone, or that has another name now, which no configuration names.
     if let Some(dead) = dead {
         unpin::detach(dead)?;
     }
@@ -243,26 +263,43 @@ pub(super) fn detach_others(wanted: &[String], pins: &PinDir) -> Result<(), Data
     Ok(())
 }
 
-/// What a start does on an interface.
-#[derive(Clone, Copy, Debug)]
-enum Step<'a> {
-    Attach,
-    ChangeMode(&'a LinkPin),
-    Exchange(&'a LinkPin),
+/// By interface, in the order of the configuration.
+fn steps<'a>(wanted: &'a [String], mode: XdpMode, links: &OwnLinks) -> Vec<(&'a str, Step)> {
+    wanted.iter().map(|interface| (interface.as_str(), Step::of(interface, wanted, mode, links))).collect()
 }
 
-impl<'a> Step<'a> {
-    fn of(interface: &str, mode: XdpMode, pinned: &'a [LinkPin]) -> Self {
-        match pinned.iter().find(|link| link.interface == *interface) {
-            None => Step::Attach,
-            Some(link) if !mode.allows(link.mode) => Step::ChangeMode(link),
-            Some(link) => Step::Exchange(link),
+/// What is done on an interface.
+#[derive(Clone, Debug)]
+enum Step {
+    Attach,
+    ChangeMode(LinkPin),
+    Exchange(LinkPin),
+    /// There is no such interface, and no link that was on it.
+    Missing,
+}
+
+impl Step {
+    fn of(interface: &str, wanted: &[String], mode: XdpMode, links: &OwnLinks) -> Self {
+        if let Some(link) = links.on(interface) {
+            let link = LinkPin { interface: interface.to_owned(), ..link.pin.clone() };
+            return if mode.allows(link.mode) { Self::Exchange(link) } else { Self::ChangeMode(link) };
+        }
+        let exists = if_nametoindex(interface).is_ok();
+        let is_of_another = |link: &OwnLink| wanted.iter().any(|name| is_the_link_on(name, link, links));
+        let mut named = links.iter().filter(|link| link.pin.interface == interface);
+        // One that can be read, and is not on an interface of this name that exists, is not its.
+        let is_its = |link: &OwnLink| !exists || !link.is_readable();
+        match named.find(|link| is_its(link) && !is_of_another(link)) {
+            // The interface has another name, or is gone.
+            Some(link) => Self::Exchange(link.pin.clone()),
+            None if exists => Self::Attach,
+            None => Self::Missing,
         }
     }
 
-    const fn order(self) -> u8 {
+    const fn order(&self) -> u8 {
         match self {
-            Self::Attach => 0,
+            Self::Attach | Self::Missing => 0,
             Self::ChangeMode(_) => 1,
             Self::Exchange(_) => 2,
         }
@@ -278,28 +315,35 @@ impl<'a> Step<'a> {
     ) -> Result<InterfaceState, DataplaneError> {
         match self {
             Self::Attach => attach_new(program, interface, mode, pins, undo),
+            Self::Missing => Ok(gone(interface)),
             Self::ChangeMode(link) => {
                 tracing::warn!(
                     target: "limiter::dataplane",
                     "{interface} changes from {} mode: nothing is limited there for a moment",
                     link.mode.as_str(),
                 );
-                unpin::detach(link)?;
-                undo.detached.push(link.clone());
+                unpin::detach(&link)?;
+                undo.detached.push(link);
                 attach_new(program, interface, mode, pins, undo)
             }
-            Self::Exchange(link) if exchange(program, link)? => {
-                undo.exchanged.push(link.clone());
-                Ok(InterfaceState::Attached(link.mode))
+            Self::Exchange(link) if exchange(program, &link)? => {
+                let mode = link.mode;
+                undo.exchanged.push(link);
+                Ok(InterfaceState::Attached(mode))
             }
-            Self::Exchange(_) if require_interface(interface).is_err() => Ok(gone(interface)),
-            // The pin is of an interface that is gone, and whose name is another one's.
-            Self::Exchange(link) => {
-                unpin::detach(link)?;
-                attach_new(program, interface, mode, pins, undo)
-            }
+            Self::Exchange(_) => Ok(gone(interface)),
         }
     }
+}
+
+/// Whether the interface could be in native mode, and nobody asked for another.
+fn is_generic_by_chance(link: &LinkPin, mode: XdpMode) -> bool {
+    mode == XdpMode::Auto && link.mode == AttachedMode::Generic && link_state::takes_native(&link.interface)
+}
+
+/// Whether this is the link on the interface of that name.
+fn is_the_link_on(interface: &str, link: &OwnLink, links: &OwnLinks) -> bool {
+    links.on(interface).is_some_and(|own| own.pin.path == link.pin.path)
 }
 
 fn attach_new(
@@ -322,6 +366,16 @@ fn require_interface(interface: &str) -> Result<(), DataplaneError> {
     }
 }
 
+/// The program reads Ethernet headers: where frames have none, it would take other bytes for them.
+fn require_ethernet(interface: &str) -> Result<(), DataplaneError> {
+    require_interface(interface)?;
+    match link_state::link_type(interface) {
+        Ok(kind) if kind.has_ethernet_headers() => Ok(()),
+        Ok(kind) => Err(DataplaneError::NotEthernet { interface: interface.to_owned(), kind }),
+        Err(error) => Err(link_source("look at the type of", interface, Box::new(error))),
+    }
+}
+
 /// What has been done so far, and the program that was in force before.
 pub(super) struct Undo {
     pins: PinDir,
@@ -332,6 +386,8 @@ pub(super) struct Undo {
     exchanged: Vec<LinkPin>,
     /// Where pins are now, and where they were.
     moved: Vec<(PathBuf, PathBuf)>,
+    /// The same of pins that have made room for those of other interfaces.
+    aside: Vec<(PathBuf, PathBuf)>,
 }
 
 impl Undo {
@@ -352,10 +408,34 @@ impl Undo {
             detached: Vec::new(),
             exchanged: Vec::new(),
             moved: Vec::new(),
+            aside: Vec::new(),
         }
     }
 
-    /// Moves links whose program was exchanged, and which are pinned under an older schema, to the present one.
+    /// Pins whose name is that of a wanted interface on which another link is, or none yet, and pins of wanted interfaces
+    /// that had another name: gives them names that no interface has. Those that are not wanted at all are detached when
+    /// everything else is done.
+    fn set_aside(&mut self, wanted: &[String], links: &mut OwnLinks) -> Result<(), DataplaneError> {
+        let is_in_the_way = |link: &OwnLink| {
+            let name = &link.pin.interface;
+            match wanted.iter().find(|interface| is_the_link_on(interface, link, links)) {
+                Some(interface) => interface != name,
+                None => link.is_readable() && wanted.contains(name) && if_nametoindex(name.as_str()).is_ok(),
+            }
+        };
+        let in_the_way: Vec<_> = links.iter().map(is_in_the_way).collect();
+        for (link, _) in links.iter_mut().zip(in_the_way).filter(|(_, is_in_the_way)| *is_in_the_way) {
+            let pin = link.pin.set_aside();
+            fs::rename(&link.pin.path, &pin.path)
+                .map_err(|source| pin_error("move the pin", link.pin.path.clone(), source))?;
+            self.aside.push((pin.path.clone(), link.pin.path.clone()));
+            link.pin = pin;
+        }
+        Ok(())
+    }
+
+    /// Moves links whose program was exchanged, and which are pinned under an older schema or another name, to where
+    /// they belong.
     pub(super) fn move_links(&mut self) -> Result<(), DataplaneError> {
         for link in &self.exchanged {
             let path = self.pins.link(link.mode, &link.interface);
@@ -369,11 +449,12 @@ impl Undo {
     }
 
     pub(super) fn undo(&mut self) {
-        for (now, before) in self.moved.drain(..) {
-            if let Err(error) = fs::rename(&now, &before) {
-                tracing::error!(target: "limiter::dataplane", %error, "could not move {} back", now.display());
-            }
-        }
+        move_back(&mut self.moved);
+        self.take_back();
+        move_back(&mut self.aside);
+    }
+
+    fn take_back(&mut self) {
         for link in self.attached.drain(..) {
             if let Err(error) = unpin::detach(&link) {
                 tracing::error!(target: "limiter::dataplane", %error, "could not detach from {} again", link.interface);
@@ -402,6 +483,14 @@ impl Undo {
     }
 }
 
+fn move_back(moved: &mut Vec<(PathBuf, PathBuf)>) {
+    for (now, before) in moved.drain(..).rev() {
+        if let Err(error) = fs::rename(&now, &before) {
+            tracing::error!(target: "limiter::dataplane", %error, "could not move {} back", now.display());
+        }
+    }
+}
+
 /// Replaces the program behind a pinned link, without a gap. `false` when the link's interface is gone.
 fn exchange(program: &mut Xdp, link: &LinkPin) -> Result<bool, DataplaneError> {
     let open = || -> Result<XdpLink, Source> {
@@ -421,6 +510,7 @@ fn exchange(program: &mut Xdp, link: &LinkPin) -> Result<bool, DataplaneError> {
 }
 
 fn attach_one(program: &mut Xdp, interface: &str, mode: XdpMode, pins: &PinDir) -> Result<LinkPin, DataplaneError> {
+    require_ethernet(interface)?;
     match mode {
         XdpMode::Native => attach_in(program, interface, AttachedMode::Native, pins),
         XdpMode::Generic => attach_in(program, interface, AttachedMode::Generic, pins),
@@ -482,23 +572,6 @@ fn link_error<E: std::error::Error + Send + Sync + 'static>(
     error: E,
 ) -> DataplaneError {
     link_source(operation, interface, Box::new(error))
-}
-
-fn link_source(operation: &'static str, interface: &str, source: Source) -> DataplaneError {
-    let interface = interface.to_owned();
-    if is_permission(source.as_ref()) {
-        return DataplaneError::Permission { operation, object: format!("the link of {interface}"), source };
-    }
-    DataplaneError::Link { operation, interface, source }
-}
-
-/// The id of the program behind a pinned link.
-pub(super) fn program_behind(link: &LinkPin) -> Result<u32, DataplaneError> {
-    let read = || -> Result<u32, Source> {
-        let pinned = PinnedLink::from_pin(&link.path)?;
-        Ok(FdLink::from(pinned).info()?.program_id())
-    };
-    read().map_err(|source| link_source("read", &link.interface, source))
 }
 
 /// Detaches from every interface that is pinned here.

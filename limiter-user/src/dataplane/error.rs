@@ -8,7 +8,7 @@ use limiter_common::quota::QuotaError;
 use nix::errno::Errno;
 use thiserror::Error as ThisError;
 
-use super::{AttachedMode, List};
+use super::{AttachedMode, LinkType, List};
 use crate::capability::{Capabilities, Missing};
 
 /// An error of the kernel interface, whichever call it is from.
@@ -32,6 +32,11 @@ pub enum DataplaneError {
 
     #[error("attach to {interface}: there is no such interface; see \"ip link\"")]
     NoSuchInterface { interface: String },
+
+    #[error(
+        "attach to {interface}: its frames have no Ethernet header (link type {kind}), so nothing would be limited there: name the Ethernet interface that its packets arrive on, or leave it out of xdp.interfaces"
+    )]
+    NotEthernet { interface: String, kind: LinkType },
 
     #[error("attach to {interface}: {holder}; {remedy}, or leave the interface out of xdp.interfaces")]
     Busy { interface: String, holder: String, remedy: String, source: Source },
@@ -146,6 +151,7 @@ impl DataplaneError {
             | Self::Load { .. }
             | Self::Pin { .. } => ErrorKind::Unavailable,
             Self::NoSuchInterface { .. }
+            | Self::NotEthernet { .. }
             | Self::Quota { .. }
             | Self::DuplicatePrefix { .. }
             | Self::RuleId { .. }

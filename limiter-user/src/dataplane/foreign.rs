@@ -6,6 +6,8 @@ use super::{AttachedMode, link_state};
 
 /// What the programs of libxdp run under: xdp-loader, xdp-filter and others.
 const DISPATCHER: &str = "xdp_dispatcher";
+/// The program of an agent.
+const OURS: &str = "limiter";
 
 /// The program, as in "… is attached", and what to do about it.
 pub(super) fn describe(interface: &str) -> (String, String) {
@@ -44,6 +46,12 @@ enum Link {
 fn remedy(interface: &str, name: Option<&str>, link: Link, mode: Option<AttachedMode>) -> String {
     if name == Some(DISPATCHER) {
         return format!("unload what libxdp has loaded with \"xdp-loader unload {interface} --all\"");
+    }
+    // As an agent that has got another xdp.pin_dir finds its earlier program.
+    if name == Some(OURS) && matches!(link, Link::Held(_)) {
+        return "stop the agent that it belongs to, if one runs, and run \"limiter unpin\" with the xdp.pin_dir of its \
+                configuration"
+            .to_owned();
     }
     // The kernel lets nobody else end a link.
     let end_link = "stop the program that holds the link, or remove its pin";
@@ -95,7 +103,8 @@ mod tests {
             (Some("x"), Link::None, native, "\"ip link set dev eth0 xdpdrv off\""),
             (Some("x"), Link::None, generic, "\"ip link set dev eth0 xdpgeneric off\""),
             (None, Link::Unknown, None, "\"ip link set dev eth0 xdp off\"; if it is held by a BPF link, stop"),
-            (Some("limiter"), Link::Held(7), native, "stop the program that holds the link"),
+            (Some("x"), Link::Held(7), native, "stop the program that holds the link"),
+            (Some("limiter"), Link::Held(7), native, "run \"limiter unpin\" with the xdp.pin_dir of its"),
             (Some("xdp_dispatcher"), Link::Unknown, native, "\"xdp-loader unload eth0 --all\""),
             (Some("xdp_dispatcher"), Link::Held(7), generic, "\"xdp-loader unload eth0 --all\""),
         ] {

@@ -30,6 +30,7 @@ use super::{
     globals::{AclFilters, Globals, acl_filters},
     maps::{self, Maps},
     migrate::{self, Migration},
+    own_links,
     pins::{CreatedPins, PinDir, pin_error},
     slots::{Slots, Taken},
 };
@@ -406,7 +407,7 @@ impl Attached {
         for interface in &self.interfaces {
             let InterfaceState::Attached(mode) = interface.state else { continue };
             if let Some(link) = links.iter().find(|link| *link.interface == *interface.name) {
-                let program_id = attach::program_behind(link)?;
+                let program_id = own_links::program_behind(link)?;
                 attached.push(AttachedInterface { name: Arc::clone(&interface.name), mode, program_id });
             }
         }

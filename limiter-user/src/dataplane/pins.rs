@@ -48,6 +48,16 @@ pub(super) struct LinkPin {
     pub(super) path: PathBuf,
 }
 
+impl LinkPin {
+    /// Under a name that no interface has.
+    pub(super) fn set_aside(&self) -> Self {
+        const ASIDE: &str = ":aside";
+        let mut path = self.path.clone().into_os_string();
+        path.push(ASIDE);
+        Self { interface: format!("{}{ASIDE}", self.interface), mode: self.mode, path: path.into() }
+    }
+}
+
 impl PinDir {
     /// Makes the directory, and mounts the BPF file system where it usually is. Refuses pins of a newer schema.
     pub(super) fn prepare(root: &Path, schema: Schema) -> Result<(Self, CreatedPins), DataplaneError> {
@@ -119,11 +129,7 @@ impl PinDir {
     pub(super) fn links(&self) -> Result<Vec<LinkPin>, DataplaneError> {
         let mut links = Vec::new();
         for version in std::iter::once(&self.version).chain(self.older.iter().rev().map(|version| &version.path)) {
-            for path in entries(version)? {
-                if let Some((mode, interface)) = path.file_name().and_then(OsStr::to_str).and_then(parse_link_name) {
-                    links.push(LinkPin { interface, mode, path });
-                }
-            }
+            links.extend(links_in(version)?);
         }
         Ok(links)
     }
@@ -147,6 +153,15 @@ pub(super) fn is_version_name(name: &OsStr) -> bool {
     name.to_str()
         .and_then(|name| name.strip_prefix('v'))
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Those of one schema version.
+pub(super) fn links_in(version: &Path) -> Result<Vec<LinkPin>, DataplaneError> {
+    let link = |path: PathBuf| {
+        let (mode, interface) = path.file_name().and_then(OsStr::to_str).and_then(parse_link_name)?;
+        Some(LinkPin { interface, mode, path })
+    };
+    Ok(entries(version)?.into_iter().filter_map(link).collect())
 }
 
 /// The directories of all schema versions.

@@ -2,7 +2,6 @@
 //! program an interface runs.
 
 use std::{
-    ffi::OsStr,
     fs, io,
     os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
@@ -10,14 +9,15 @@ use std::{
 
 use aya::EbpfLoader;
 use limiter_common::schema::SCHEMA_VERSION;
+use nix::net::if_::if_nametoindex;
 
 use super::{
     DataplaneError,
-    attach::program_behind,
     diagnosis::{self, Diagnosis},
     foreign, link_state,
     loader::{embedded_object, load_error, program, verifier_error},
-    pins::{self, LinkPin},
+    own_links::{OwnLink, OwnLinks},
+    pins,
 };
 
 /// The kernel has taken the program; it is unloaded again.
@@ -90,21 +90,36 @@ pub struct RunningProgram {
 
 pub fn running_program(interface: &str, pin_dir: &Path) -> io::Result<Option<RunningProgram>> {
     let Some(id) = link_state::program_id(interface)? else { return Ok(None) };
-    Ok(Some(RunningProgram { id, name: foreign::program_name(id), is_ours: is_pinned(id, interface, pin_dir) }))
+    let is_ours = own_links(pin_dir).and_then(|links| {
+        let are_seen = links.iter().all(OwnLink::is_readable);
+        if links.on(interface).is_some() { Some(true) } else { are_seen.then_some(false) }
+    });
+    Ok(Some(RunningProgram { id, name: foreign::program_name(id), is_ours }))
 }
 
-/// Looks at the links of all schema versions.
-fn is_pinned(program_id: u32, interface: &str, pin_dir: &Path) -> Option<bool> {
+/// Interfaces that run a program of an earlier configuration: links pinned below `pin_dir` that are on none of `wanted`.
+/// `None` when this process may not look.
+pub fn left_over(pin_dir: &Path, wanted: &[String]) -> Option<Vec<String>> {
+    let links = own_links(pin_dir)?;
+    let named = |name: &String| links.on(name).map(|link| link.pin.path.clone());
+    let in_use: Vec<_> = wanted.iter().filter_map(named).collect();
+    let is_left = |link: &&OwnLink| {
+        let name = &link.pin.interface;
+        // The link of an interface that is gone or has another name is waited with.
+        let is_kept = wanted.contains(name) && if_nametoindex(name.as_str()).is_err();
+        !in_use.contains(&link.pin.path) && !is_kept && !link.is_dead()
+    };
+    let left = links.iter().filter(is_left);
+    Some(left.map(|link| link.pin.interface.clone()).collect())
+}
+
+/// Links of all schema versions.
+fn own_links(pin_dir: &Path) -> Option<OwnLinks> {
+    let mut found = Vec::new();
     for version in pins::versions(pin_dir).ok()? {
-        for path in pins::entries(&version).ok()? {
-            let link = path.file_name().and_then(OsStr::to_str).and_then(pins::parse_link_name);
-            let Some((mode, name)) = link.filter(|(_, name)| name == interface) else { continue };
-            if program_behind(&LinkPin { interface: name, mode, path }).ok()? == program_id {
-                return Some(true);
-            }
-        }
+        found.extend(pins::links_in(&version).ok()?);
     }
-    Some(false)
+    Some(OwnLinks::of(found))
 }
 
 fn other_versions(pin_dir: &Path) -> Result<Vec<u32>, DataplaneError> {

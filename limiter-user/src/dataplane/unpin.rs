@@ -79,6 +79,21 @@ pub(super) fn remove_superseded(version: &Path) -> Result<(), DataplaneError> {
     Ok(())
 }
 
+/// Detaches from every interface that is pinned below the directory, of whichever schema version, and tells which. What
+/// else is pinned stays for a later start. A directory that an agent uses is an error when anything is attached.
+pub fn detach_pinned(pin_dir: &Path) -> Result<Vec<String>, DataplaneError> {
+    let mut links = Vec::new();
+    for version in pins::versions(pin_dir)? {
+        links.extend(pins::links_in(&version)?);
+    }
+    if links.is_empty() {
+        return Ok(Vec::new());
+    }
+    let _idle = lock_idle(pin_dir)?;
+    links.iter().try_for_each(detach)?;
+    Ok(links.into_iter().map(|link| link.interface).collect())
+}
+
 /// Makes sure that no agent runs on this pin directory, for as long as the answer is kept.
 pub fn lock_idle(pin_dir: &Path) -> Result<Vec<File>, DataplaneError> {
     pins::versions(pin_dir)?.iter().map(|version| pins::lock(version)).collect()

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 use nix::unistd::{AccessFlags, access};
 
 use super::{finding::Seen, host::Host};
-use crate::{config::KeyStoreKind, exit::Exit};
+use crate::{config::KeyStoreKind, dataplane::probe::left_over, exit::Exit};
 
 pub(super) fn valid(host: &Host) -> Seen {
     match &host.checked {
@@ -70,6 +70,19 @@ pub(super) fn key_copy(host: &Host) -> Seen {
 }
 
 pub(super) fn packet_layer(host: &Host) -> Seen {
+    if let Some(config) = &host.config
+        && let Some(left) = left_over(&config.xdp.pin_dir, &config.xdp.interfaces)
+        && !left.is_empty()
+    {
+        return Seen::warning(
+            format!(
+                "the limits of an earlier configuration are in force, by what is pinned in {} for {}, which xdp.interfaces does not name",
+                config.xdp.pin_dir.display(),
+                left.join(" and ")
+            ),
+            "restart the agent, which detaches there; without one, run: limiter unpin",
+        );
+    }
     if host.wants_packets() {
         Seen::ok("wanted")
     } else {

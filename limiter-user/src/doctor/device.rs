@@ -4,16 +4,15 @@ use std::{fs, io, path::PathBuf};
 
 use nix::{errno::Errno, net::if_::if_nametoindex};
 
-use crate::netlink::{Attributes, LINK_INFO_LEN, Netlink, attribute, attributes, text, u32_at, u64_at};
-
-/// Bits of the kernel's `xdp-features`.
-const XDP_BASIC: u64 = 1;
-const XDP_RX_SG: u64 = 1 << 5;
+use crate::dataplane::{LinkType, XdpFeatures, mtu_of, xdp_features};
+use crate::netlink::{Attributes, LINK_INFO_LEN, Netlink, attribute, attributes, text, u32_at};
 
 /// An interface as it is now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) is_up: bool,
+    /// `None` when the kernel does not tell.
+    pub(super) link_type: Option<LinkType>,
     pub(super) mtu: u32,
     /// Of hardware its driver, of a virtual interface its kind.
     pub(super) driver: Option<String>,
@@ -22,14 +21,6 @@ pub(super) struct Device {
     pub(super) xdp: Option<XdpFeatures>,
     pub(super) offloads: Option<Offloads>,
     pub(super) channels: Option<Channels>,
-}
-
-/// What the driver can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct XdpFeatures {
-    pub(super) native: bool,
-    /// Takes programs for frames of several buffers.
-    pub(super) frags: bool,
 }
 
 /// What is switched on.
@@ -66,7 +57,6 @@ impl Device {
 
 fn link(index: u32) -> io::Result<Device> {
     const IFF_UP: u32 = 1;
-    const MTU: u16 = 4;
     const LINKINFO: u16 = 18;
     const LINKINFO_KIND: u16 = 1;
     const PARENT_NAME: u16 = 56;
@@ -79,7 +69,8 @@ fn link(index: u32) -> io::Result<Device> {
     let parent = word(PARENT_BUS).zip(word(PARENT_NAME));
     Ok(Device {
         is_up: flags & IFF_UP != 0,
-        mtu: attribute(found, MTU).and_then(|mtu| u32_at(mtu, 0)).unwrap_or_default(),
+        link_type: LinkType::of(&reply).ok(),
+        mtu: mtu_of(&reply).unwrap_or_default(),
         driver: kind.map(str::to_owned).or_else(|| driver(parent?)),
         is_virtual: parent.is_none(),
         ..Device::default()
@@ -91,16 +82,6 @@ fn driver((bus, device): (&str, &str)) -> Option<String> {
     let link: PathBuf = ["/sys/bus", bus, "devices", device, "driver"].iter().collect();
     let driver = fs::read_link(link).ok()?;
     Some(driver.file_name()?.to_str()?.to_owned())
-}
-
-fn xdp_features(netlink: &Netlink, index: u32) -> io::Result<Option<XdpFeatures>> {
-    const DEV_GET: u8 = 1;
-    const IFINDEX: u16 = 1;
-    const FEATURES: u16 = 3;
-    let question = Attributes::default().with(IFINDEX, &index.to_ne_bytes());
-    let reply = netlink.ask_family(netlink.family("netdev")?, DEV_GET, &question)?;
-    let bits = attribute(&reply, FEATURES).and_then(|bits| u64_at(bits, 0));
-    Ok(bits.map(|bits| XdpFeatures { native: bits & XDP_BASIC != 0, frags: bits & XDP_RX_SG != 0 }))
 }
 
 fn ethtool(netlink: &Netlink, command: u8, index: u32) -> io::Result<Vec<u8>> {

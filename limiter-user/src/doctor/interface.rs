@@ -7,12 +7,13 @@ use super::{
 };
 use crate::{
     config::XdpMode,
-    dataplane::probe::{RunningProgram, running_program},
+    dataplane::{
+        ONE_BUFFER_MTU,
+        probe::{RunningProgram, running_program},
+    },
     exit::Exit,
 };
 
-/// Frames up to this long are in one buffer of a page, whatever the driver keeps beside them.
-const ONE_BUFFER_MTU: u32 = 3400;
 /// Drivers with native XDP, for kernels that do not tell (before 6.3).
 const NATIVE_DRIVERS: &[&str] = &[
     "atlantic",
@@ -54,7 +55,13 @@ const NATIVE_DRIVERS: &[&str] = &[
 const OTHER_MODE: &str = "set xdp.mode = \"auto\" or \"generic\"";
 
 pub(super) fn exists(_host: &Host, interface: &Interface) -> Seen {
+    let headless = |device: &Device| device.link_type.filter(|kind| !kind.has_ethernet_headers());
     match &interface.device {
+        Ok(device) if let Some(kind) = headless(device) => Seen::error(
+            Exit::Config,
+            format!("its frames have no Ethernet header (link type {kind}), so nothing would be limited there"),
+            "name the Ethernet interface that its packets arrive on, or leave it out of xdp.interfaces",
+        ),
         Ok(device) => Seen::ok(format!(
             "there, {}, driver {}",
             if device.is_up { "up" } else { "down" },
