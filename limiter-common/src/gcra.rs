@@ -17,6 +17,10 @@ pub const TICKS_PER_NS: u64 = 1 << TICK_SHIFT;
 /// more where the CPU was taken away between the reading and the update.
 pub const MAX_CLOCK_LAG: u64 = TICKS_PER_NS << 30;
 
+/// A clock that moves once a kernel tick (10 ms at most) refills a bucket no better than this: what a bucket holds has to
+/// come back in four ticks or more, or a part of every tick finds it full and is lost.
+pub const MIN_TICKED_TOLERANCE: u64 = 40_000_000 * TICKS_PER_NS;
+
 /// Integers derived from a [`crate::quota::Quota`].
 ///
 /// Map value: host byte order, no padding.
@@ -97,6 +101,12 @@ impl GcraParams {
     #[inline(always)]
     pub const fn burst_tolerance(&self) -> u64 {
         self.burst_tolerance
+    }
+
+    /// Whether a clock that moves once a kernel tick would cap the rate below the configured one, in the XDP program.
+    #[inline]
+    pub const fn needs_fine_clock(&self) -> bool {
+        self.burst_tolerance < MIN_TICKED_TOLERANCE
     }
 
     /// Ticks that `cost` units take. Rounds down to a tick: at most one tick a check too generous, and never so much

@@ -1,8 +1,10 @@
 //! One type a clock. There is no `From` between them: a conversion needs a reading of both clocks at one instant.
 
-/// Nanoseconds of the kernel's coarse monotonic clock (`bpf_ktime_get_coarse_ns`, `CLOCK_MONOTONIC_COARSE`).
+/// Nanoseconds of the kernel's monotonic clock: the coarse one (`bpf_ktime_get_coarse_ns`, `CLOCK_MONOTONIC_COARSE`), or,
+/// where a bucket holds too little for that, the exact one (`bpf_ktime_get_ns`).
 ///
-/// It advances once a tick (1 to 10 ms). A late reading only delays refill, and only moves a deadline by one tick.
+/// The coarse one advances once a tick (1 to 10 ms) to what the other says. A late reading only delays refill, and only
+/// moves a deadline by one tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KtimeNs(u64);
 

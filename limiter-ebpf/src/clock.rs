@@ -1,8 +1,8 @@
-//! The one clock of the program: the kernel's coarse monotonic clock, asked once a tick.
+//! The one clock of the program: the kernel's monotonic clock, by the tick where that is fine enough for every bucket.
 
 use core::sync::atomic::AtomicU64;
 
-use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
+use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
 use limiter_common::time::{KtimeNs, TickReading};
 
 use crate::globals;
@@ -10,10 +10,21 @@ use crate::globals;
 /// The last reading of any CPU. All see it change once a tick, so it costs no traffic between them.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
+/// A bucket that holds less than what comes back in a tick would be full at its beginning, and the rest of the tick
+/// lost: for such buckets the clock itself is read for every packet. Both readings are of one timeline.
+#[inline(always)]
+pub(crate) fn now() -> KtimeNs {
+    if globals::is_on(&globals::FINE_CLOCK) {
+        // SAFETY: the helper takes no argument and only returns a number.
+        return KtimeNs::new(unsafe { bpf_ktime_get_ns() }).saturating_add_ns(globals::CLOCK_OFFSET.load());
+    }
+    of_tick()
+}
+
 /// A load and a comparison while the tick is the one of the last reading; the coarse clock itself, which costs ten
 /// times as much, advances only with it. Neither may be the newest: a late reading only delays refill.
 #[inline(always)]
-pub(crate) fn now() -> KtimeNs {
+fn of_tick() -> KtimeNs {
     // SAFETY: the helper takes no argument and only returns a number.
     let tick = unsafe { bpf_jiffies64() };
     // JUSTIFICATION: atomic loads and stores do not select on this target; aligned 64-bit ones cannot tear.

@@ -105,6 +105,10 @@ pub(crate) static CREATION_COMMON: Global<GcraParams> = Global::new(match GcraPa
 #[unsafe(no_mangle)]
 pub(crate) static AGGREGATE_SEED: Global<u64> = Global::new(0);
 
+/// 1: some bucket needs a clock that is finer than a tick, see `GcraParams::needs_fine_clock`.
+#[unsafe(no_mangle)]
+pub(crate) static FINE_CLOCK: Global<u8> = Global::new(0);
+
 /// How much later it is than the kernel's clock says: 0, but for tests of times that no host has reached.
 #[unsafe(no_mangle)]
 pub(crate) static CLOCK_OFFSET: Global<u64> = Global::new(0);

@@ -23,7 +23,7 @@ use limiter_tests::{
     random::Random,
 };
 use limiter_user::{
-    clock::ktime,
+    clock::{Stopwatch, ktime},
     dataplane::{AttachedMode, Dataplane as _, KernelDataplane, XdpMode},
 };
 
@@ -148,6 +148,49 @@ fn byte_rates_up_to_a_hundred_gigabits_are_within_a_thousandth() {
         let millionths = passed.abs_diff(due) * 1_000_000 / due;
         eprintln!("{bytes_a_second:>11} bytes/s in frames of {frame_len}: {millionths} millionths off");
         assert!(millionths <= 1000, "{bytes_a_second} bytes/s in frames of {frame_len}: {millionths} millionths off");
+    }
+}
+
+/// Less at once than comes back in a tick of the kernel, and, at last, just enough for the clock that moves with it.
+#[test]
+fn a_small_burst_does_not_cap_the_rate() {
+    const REPEAT: u32 = 2_000_000;
+    /// How late the clock is that moves by the tick.
+    const TICK_NS: u64 = 10_000_000 + (1 << 16);
+    for (limited, a_second, burst, frame) in [
+        (Limited::Packets, 10_000, 10, Packet::udp("192.0.2.7", 443)),
+        (Limited::Packets, 200_000, 50, Packet::udp("192.0.2.7", 443)),
+        (Limited::Bytes, 50_000_000, 32_768, Packet::udp_of_len("192.0.2.7", 443, 1000)),
+        (Limited::Connections, 1000, 1, Packet::tcp("192.0.2.7", 443, packet::SYN)),
+        (Limited::Packets, 10_000, 400, Packet::udp("192.0.2.7", 443)),
+    ] {
+        let mut world = World::new().rule("four", "0.0.0.0/0", Enforce, &[(limited, 1)]);
+        let quota = Quota { rate: Rate { count: a_second, per_ns: SECOND_NS }, burst };
+        let rule = &mut world.policy.packet_rules[0];
+        let limit = match limited {
+            Limited::Packets => &mut rule.packets,
+            Limited::Bytes => &mut rule.bytes,
+            Limited::Connections => &mut rule.new_connections,
+        };
+        *limit = Some(quota);
+        let frame = frame.build();
+        let cost = if matches!(limited, Limited::Bytes) { frame.len() as u64 } else { 1 };
+        let fit = |time_ns: u64| time_ns * a_second / SECOND_NS / cost;
+        let loaded = world.load();
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).expect("not that long");
+        // Where the CPU is taken away for longer than the bucket takes to fill, something is lost: best of several.
+        let most_of_it = (0..5).any(|_| {
+            let before = loaded.packets(CONFORMING);
+            let clock = Stopwatch::start();
+            let run = loaded.dataplane.test_run(&frame, REPEAT).expect("run the program");
+            let most = fit(nanoseconds(clock.elapsed()) + TICK_NS) + burst / cost + 1;
+            let passed = loaded.packets(CONFORMING) - before;
+            assert!(passed <= most, "{limited:?}, {a_second}/s, burst {burst}: {passed} passed, at most {most} fit");
+            let running = fit(nanoseconds(run.duration) * u64::from(REPEAT));
+            eprintln!("{limited:?}, {a_second}/s, burst {burst}: {passed} passed, {running} fit");
+            passed * 10 >= running * 9
+        });
+        assert!(most_of_it, "{limited:?}, {a_second}/s: a burst of {burst} caps the rate");
     }
 }
 

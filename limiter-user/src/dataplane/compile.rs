@@ -26,6 +26,8 @@ pub(super) struct CompiledRules {
     pub(super) default_v6: Option<u32>,
     /// Bits of the dimensions that any rule limits.
     pub(super) limits: u32,
+    /// Whether any rule needs a finer clock than the kernel's tick.
+    pub(super) need_fine_clock: bool,
 }
 
 #[derive(Debug)]
@@ -79,6 +81,8 @@ pub(super) fn compile(specs: &[PacketRuleSpec]) -> Result<CompiledRules, Datapla
         }
         let rule = compile_rule(spec)?;
         compiled.limits |= rule.limits.iter().fold(0, |bits, (dimension, _)| bits | dimension.bit());
+        let is_charged = rule.mode != EnforcementMode::Off;
+        compiled.need_fine_clock |= is_charged && rule.limits.iter().any(|(_, params)| params.needs_fine_clock());
         compiled.rules.push(rule);
     }
     for (what, is_ipv4) in [("IPv4 prefixes of packet rules", true), ("IPv6 prefixes of packet rules", false)] {
@@ -127,6 +131,28 @@ mod tests {
         assert_eq!((compiled.default_v4, compiled.default_v6), (Some(2), Some(0)));
         assert_eq!(compiled.prefixes, [("192.0.2.0/24".parse().unwrap(), 1)]);
         assert_eq!(compiled.limits, Dimension::Packets.bit());
+    }
+
+    #[test]
+    fn bursts_that_come_back_within_a_few_ticks_need_a_finer_clock() {
+        let quota = |count, burst| Some(Quota { rate: Rate { count, per_ns: 1_000_000_000 }, burst });
+        let (plenty, few) = (quota(10_000, 400), quota(10_000, 399));
+        for (name, mode, packets, bytes, new_connections, expected) in [
+            ("40 ms", EnforcementMode::Enforce, plenty, None, None, false),
+            ("less than 40 ms", EnforcementMode::Enforce, few, None, None, true),
+            ("bytes", EnforcementMode::Enforce, plenty, quota(50_000_000, 32_768), None, true),
+            ("many bytes", EnforcementMode::Enforce, plenty, quota(50_000_000, 2_000_000), None, false),
+            ("connections", EnforcementMode::Enforce, plenty, None, quota(1000, 1), true),
+            ("one a second", EnforcementMode::Enforce, quota(1, 1), None, None, false),
+            ("only counted", EnforcementMode::Shadow, few, None, None, true),
+            ("off", EnforcementMode::Off, few, None, None, false),
+            ("nothing", EnforcementMode::Enforce, None, None, None, false),
+        ] {
+            let mut one = PacketRuleSpec::new("one", "192.0.2.0/24".parse().unwrap(), mode);
+            (one.packets, one.bytes, one.new_connections) = (packets, bytes, new_connections);
+            let compiled = compile(&[spec("other", "0.0.0.0/0", 1), one]).unwrap();
+            assert_eq!(compiled.need_fine_clock, expected, "{name}");
+        }
     }
 
     #[test]

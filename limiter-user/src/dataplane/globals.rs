@@ -63,6 +63,7 @@ pub(super) struct Globals {
     creation_quota: GcraParams,
     creation_common: GcraParams,
     aggregate_seed: u64,
+    fine_clock: u8,
     clock_offset: u64,
     swap_attempts: u32,
     has_events: u8,
@@ -116,6 +117,11 @@ impl Globals {
             creation_quota,
             creation_common,
             aggregate_seed,
+            fine_clock: [creation_quota, creation_common]
+                .iter()
+                .any(GcraParams::needs_fine_clock)
+                .max(rules.need_fine_clock)
+                .into(),
             clock_offset: tuning.clock_offset_ns,
             swap_attempts: tuning.swap_attempts,
             has_events: tuning.events.is_some().into(),
@@ -155,6 +161,7 @@ impl Globals {
             .override_global("CREATION_QUOTA", &self.creation_quota, true)
             .override_global("CREATION_COMMON", &self.creation_common, true)
             .override_global("AGGREGATE_SEED", &self.aggregate_seed, true)
+            .override_global("FINE_CLOCK", &self.fine_clock, true)
             .override_global("CLOCK_OFFSET", &self.clock_offset, true)
             .override_global("SWAP_ATTEMPTS", &self.swap_attempts, true)
             .override_global("HAS_EVENTS", &self.has_events, true)
