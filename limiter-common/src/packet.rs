@@ -106,7 +106,7 @@ fn true_len<P: PacketRead + ?Sized>(frame: &P, stated: u16, end: usize) -> usize
     let is_none = stated.wrapping_sub(1) >> SIGN;
     let is_long = frame.frame_len().wrapping_sub(end) / SUPER;
     let is_long = frame.forget(is_long).wrapping_neg() >> SIGN;
-    (stated | (is_none & is_long) * SUPER) & (2 * SUPER - 1)
+    (stated | ((is_none & is_long) * SUPER)) & (2 * SUPER - 1)
 }
 
 /// What a frame is.
