@@ -401,7 +401,9 @@ fn an_agent_runs_a_policy_of_full_size() {
     let policy = large_policy(&mut Random::new(4));
     eprintln!("{:>8} KB  policy", policy.len() / 1024);
     let configuration = format!(
-        "[xdp]\ninterfaces = [\"{INTERFACE}\"]\nprotect = [\"quic/443\"]\npin_dir = \"{}\"\nmax_sources = 65536\n",
+        // Sources are single addresses, since some rules are for those.
+        "[xdp]\ninterfaces = [\"{INTERFACE}\"]\nprotect = [\"quic/443\"]\npin_dir = \"{}\"\nmax_sources = 65536\n\
+         [identity]\nipv6_prefix = 128\n",
         net.pin_dir().display(),
     );
     let setup = Setup::new(&configuration, &policy);
