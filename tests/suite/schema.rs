@@ -222,7 +222,7 @@ fn pins_of_several_older_schemas_are_taken_over_together() {
 #[test]
 fn what_cannot_be_taken_over_changes_nothing_and_says_both_numbers() {
     type Prepare = fn(&TestNet, &mut World);
-    let cases: [(&str, u32, Prepare, &[&str]); 4] = [
+    let cases: [(&str, u32, Prepare, &[&str]); 3] = [
         ("an older agent", OLD - 1, |_, _| {}, &["use schema 10, this agent needs 9", "\"limiter unpin\""]),
         (
             "a pin that cannot be opened",
@@ -239,17 +239,6 @@ fn what_cannot_be_taken_over_changes_nothing_and_says_both_numbers() {
             OLD + 1,
             |_, world| world.config.interfaces.push("nope0".to_owned()),
             &["attach to nope0: there is no such interface"],
-        ),
-        (
-            "a link that cannot be exchanged after another one was",
-            OLD + 1,
-            |net, world| {
-                let directory = net.pin_dir().join(format!("v{OLD}"));
-                let link = directory.join(format!("link-native-{SECOND_INTERFACE}"));
-                fs::rename(directory.join("PORTS"), link).expect("rename");
-                world.config.interfaces.push(SECOND_INTERFACE.to_owned());
-            },
-            &["the XDP link of gw1"],
         ),
     ];
     for (name, version, prepare, says) in cases {

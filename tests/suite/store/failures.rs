@@ -66,7 +66,7 @@ const FAILURES: &[Failure] = &[
         name: "READONLY",
         begin: &[Act::Run(&["REPLICAOF", "127.0.0.1", "1"])],
         end: &[Act::Run(&["REPLICAOF", "NO", "ONE"])],
-        says: Some("READONLY"),
+        says: Some("read only replica"),
     },
     Failure {
         name: "NOREPLICAS",
