@@ -25,7 +25,7 @@ use limiter_tests::{
     eventually::until,
     fixture::{Limited, World},
     ip::xdp_of,
-    netns::{CLIENT_V4, CLIENT_V6, INTERFACE, SECOND_INTERFACE, TestNet},
+    netns::{CLIENT_V4, CLIENT_V6, INTERFACE, TestNet},
     object::xdp_object,
     older,
     ping_pong::{self, PingPong},

@@ -89,7 +89,7 @@ const FAILURES: &[Failure] = &[
             Act::LoopFor("DEBUG RELOAD"),
         ],
         end: &[],
-        says: Some("LOADING"),
+        says: Some("loading the dataset"),
     },
     Failure { name: "timeout", begin: &[Act::Freeze], end: &[Act::Thaw], says: Some("no answer") },
     Failure { name: "refused", begin: &[Act::Kill], end: &[Act::RestartEmpty], says: Some("refused") },
@@ -172,8 +172,11 @@ async fn every_failure_is_noticed_costs_nobody_time_and_loses_nothing() {
         }
         hit_all(&nodes, &counters);
         if let Some(says) = failure.says {
-            let said = nodes[0].status.get().last_error.unwrap_or_default();
-            assert!(said.contains(says), "{}: {said}", failure.name);
+            eventually(WAIT, async || {
+                let said = nodes[0].status.get().last_error.unwrap_or_default();
+                if said.contains(says) { Ok(()) } else { Err((failure.name, said)) }
+            })
+            .await;
         }
         for step in failure.end {
             act(&mut server, *step).await;
