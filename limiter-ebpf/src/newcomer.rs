@@ -20,7 +20,8 @@ const ATTEMPTS: u32 = 4;
 
 const RESERVE: GcraParams = aggregate::creation_reserve();
 
-/// The buckets of a neighbourhood under the rule of this slot. The places are always in range; whoever has no bucket is not let through.
+/// The buckets of a neighbourhood under the rule of this slot. The places are always in range; whoever has no bucket is
+/// not let through.
 #[inline(always)]
 fn neighbourhood<F: Family>(source: F, slot: u32) -> Option<[AggregateState; ROWS]> {
     let [first, second] = source.aggregates(slot);

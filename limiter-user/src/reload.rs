@@ -126,8 +126,17 @@ impl Reloader {
                 ReloadResult::Ok
             }
             Err(error) => {
-                tracing::error!(target: "limiter", file, %error, "what is in force stays: what was read cannot be used");
-                self.status.set_policy_error(Some(error.to_string()));
+                let said = match (&error, what) {
+                    // What the kernel refuses is as likely what the configuration says of interfaces.
+                    (ReloadError::Dataplane(error), What::ConfigurationAndPolicy) => {
+                        format!("{} with {file}: {error}", self.config.path.display())
+                    }
+                    (ReloadError::Invalid(_) | ReloadError::Emptied { .. } | ReloadError::Dataplane(_), _) => {
+                        error.to_string()
+                    }
+                };
+                tracing::error!(target: "limiter", error = said, "what is in force stays: what was read cannot be used");
+                self.status.set_policy_error(Some(said));
                 error.result()
             }
         };
@@ -296,7 +305,12 @@ mod tests {
         fs::write(&config, with("")).unwrap();
         fake.fail_next(DataplaneError::NoSuchInterface { interface: "eth1".to_owned() });
         reloader.reload(What::ConfigurationAndPolicy);
-        assert!(reloader.status.policy_error().is_some_and(|error| error.contains("attach to eth1")));
+        assert!(
+            reloader
+                .status
+                .policy_error()
+                .is_some_and(|error| error.contains("limiter.toml with ") && error.contains("attach to eth1"))
+        );
         assert_eq!(reloader.status.needs_restart(), ["xdp.mode"]);
         reloader.reload(What::ConfigurationAndPolicy);
         assert_eq!((reloader.status.policy_error(), reloader.status.needs_restart()), (None, Vec::new()));

@@ -1,20 +1,21 @@
 //! What the agent decides requests with, put together in this process: no sockets, and a clock of the test's own.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc};
+use std::{fs, net::Ipv4Addr, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc};
 
+use axum::http::HeaderMap;
 use limiter_user::{
     active::Active,
-    api::{callers::Callers, gate::Gate},
+    api::{callers::Callers, gate::Gate, serve::Peer},
     clock::Clock,
     config::{Config, Environment},
     host::HostAddresses,
     identity::{Jwt, KeySecret, KeyStore, api_key::id_to_hex},
-    limiter::Limiter,
+    limiter::{Kind, Limiter, Request},
     metrics::Metrics,
     policy::Policy,
     pressure::Pressure,
     push::Pusher,
-    store::memory::MemoryStore,
+    store::{Charge, memory::MemoryStore},
     top::Top,
 };
 
@@ -62,4 +63,12 @@ pub fn gate(
     let pusher = Pusher::disabled(Arc::clone(&metrics));
     let gate = Gate::new(limiter, callers, Vec::new(), host, pusher, metrics);
     gate.reporting_to(pressure).observed_by(Arc::new(Top::new(prefixes)))
+}
+
+/// A request that costs one, from a gateway on this host: who sends it, and what becomes of it.
+pub fn check(gate: &Gate, headers: &HeaderMap, path: &str) -> Kind {
+    let subject = gate.subject_of_headers(headers, std::iter::empty(), Peer(Some(Ipv4Addr::LOCALHOST.into())));
+    let request =
+        Request { subject: &subject, method: "GET", path, also: &[], attributes: &[], cost: 1, charge: Charge::Commit };
+    gate.decide(&request).kind
 }

@@ -1,15 +1,14 @@
 //! What a check takes from the heap, counted by the allocator: nothing, and for each counter no more than was promised.
 
-use std::{fmt::Write as _, fs, net::Ipv4Addr, os::unix::fs::PermissionsExt as _, sync::Arc};
+use std::{fmt::Write as _, fs, os::unix::fs::PermissionsExt as _, sync::Arc};
 
 use allocation_counter::measure;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use jsonwebtoken::{EncodingKey, Header, encode};
 use limiter_tests::in_process;
 use limiter_user::{
-    api::{gate::Gate, serve::Peer},
     clock::{Clock, ManualClock},
-    limiter::{Kind, Request},
+    limiter::Kind,
     store::{Algorithm, CellRef, Charge, IdentityRef, Name, memory::MemoryStore},
 };
 
@@ -75,20 +74,6 @@ fn headers(by: By) -> HeaderMap {
     lines.into_iter().collect()
 }
 
-fn ask(gate: &Gate, headers: &HeaderMap) -> Kind {
-    let subject = gate.subject_of_headers(headers, std::iter::empty(), Peer(Some(Ipv4Addr::LOCALHOST.into())));
-    let decision = gate.decide(&Request {
-        subject: &subject,
-        method: "GET",
-        path: PATH,
-        also: &[],
-        attributes: &[],
-        cost: 1,
-        charge: Charge::Commit,
-    });
-    decision.kind
-}
-
 #[test]
 fn a_check_from_memory_allocates_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -112,7 +97,7 @@ fn a_check_from_memory_allocates_nothing() {
                 let headers = headers(by);
                 let ask = || {
                     clock.advance(STEP_US);
-                    ask(&gate, &headers)
+                    in_process::check(&gate, &headers, PATH)
                 };
                 for _ in 0..WARM {
                     ask();

@@ -401,6 +401,8 @@ fn a_start_without_redis_knows_the_keys_of_the_copy_or_waits() {
     let answer = waiting.check(&[("X-API-Key", &key)]);
     assert_eq!(answer.status, 503, "neither let in nor turned away: {answer:?}");
     assert!(answer.body.contains("not_ready"), "{answer:?}");
+    let asked = without.run(&["check", "--user", "u_1"]);
+    assert_eq!(asked.status.code(), Some(69), "what is not there yet is no mistake of who asks: {asked:?}");
     assert!(waiting.status()["degraded_by"].to_string().contains("none are known yet"), "{}", waiting.status());
 
     runtime.block_on(redis.restart());

@@ -25,7 +25,7 @@ use limiter_tests::{
     eventually::until,
     fixture::{Limited, World},
     ip::xdp_of,
-    netns::{CLIENT_V4, CLIENT_V6, INTERFACE, TestNet},
+    netns::{CLIENT_V4, CLIENT_V6, INTERFACE, SECOND_INTERFACE, TestNet},
     object::xdp_object,
     older,
     ping_pong::{self, PingPong},
@@ -261,6 +261,23 @@ fn what_cannot_be_taken_over_changes_nothing_and_says_both_numbers() {
             fs::remove_dir(folder).expect("nothing is in it");
         }
     }
+}
+
+#[test]
+fn what_stands_in_the_place_of_a_link_is_replaced_by_one() {
+    let net = TestNet::new();
+    let traffic = Traffic::new(&net);
+    let mut world = world(net.pin_dir().to_owned());
+    drop(start(&net, &world, Layout::Older, OLD));
+    let directory = net.pin_dir().join(format!("v{OLD}"));
+    fs::rename(directory.join("PORTS"), directory.join(format!("link-native-{SECOND_INTERFACE}"))).expect("rename");
+    world.config.interfaces.push(SECOND_INTERFACE.to_owned());
+    world.policy.deny.push("0.0.0.0/0".parse().expect("a prefix"));
+    let _new = start(&net, &world, Layout::Present, OLD + 1);
+    assert_eq!(versions(&net), [format!("v{}", OLD + 1)]);
+    let programs = net.gateway(|| [INTERFACE, SECOND_INTERFACE].map(xdp_of));
+    assert!(programs[0].is_some() && programs[0] == programs[1], "{programs:?}");
+    assert_eq!(traffic.arriving(LIMITED[0], 20), 0, "by the new policy");
 }
 
 #[test]

@@ -27,7 +27,12 @@ pub(super) async fn ask(address: &Listen, method: Method, path: &str, body: Opti
     }
     let message = serde_json::from_slice::<serde_json::Value>(&answer).ok();
     let message = message.as_ref().and_then(|answer| answer["message"].as_str());
-    Err(Refused(message.unwrap_or("the agent refused without saying why").to_owned()).into())
+    let message = message.unwrap_or("the agent refused without saying why").to_owned();
+    // It would, and cannot yet.
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        return Err(Unavailable(message).into());
+    }
+    Err(Refused(message).into())
 }
 
 async fn call(address: &Listen, method: Method, path: &str, body: Option<String>) -> Result<(StatusCode, Bytes)> {

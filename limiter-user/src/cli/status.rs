@@ -33,7 +33,7 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     let policy = &status.policy;
     writeln!(out, "policy: {}, in force since {} (epoch seconds)", policy.file, policy.loaded_at)?;
     for error in policy.error.iter().flat_map(|error| error.lines()) {
-        writeln!(out, "policy: the file is not in force: {error}")?;
+        writeln!(out, "policy: what was read last is not in force: {error}")?;
     }
     if !policy.needs_restart.is_empty() {
         writeln!(out, "configuration: changed, and needs a restart: {}", policy.needs_restart.join(", "))?;

@@ -15,6 +15,8 @@ use super::{DataplaneError, maps::Maps};
 #[derive(Debug)]
 pub(super) struct Budgets {
     of_source: HashMap<IpAddr, Budget>,
+    /// How many of them are of IPv6, so that nobody has to count them for each that is pushed.
+    of_v6: usize,
     filter: Filter,
 }
 
@@ -25,7 +27,8 @@ impl Budgets {
         for source in of_source.keys() {
             filter.add(place(*source));
         }
-        Self { of_source, filter }
+        let of_v6 = of_source.keys().filter(|source| source.is_ipv6()).count();
+        Self { of_source, of_v6, filter }
     }
 
     pub(super) fn get(&self, source: &IpAddr) -> Option<&Budget> {
@@ -38,7 +41,7 @@ impl Budgets {
 
     /// How many there are of a family.
     pub(super) fn count(&self, is_ipv4: bool) -> usize {
-        self.of_source.keys().filter(|source| source.is_ipv4() == is_ipv4).count()
+        if is_ipv4 { self.of_source.len() - self.of_v6 } else { self.of_v6 }
     }
 
     pub(super) fn expired(&self, now: KtimeNs) -> Vec<IpAddr> {
@@ -63,6 +66,7 @@ impl Budgets {
         // Where this fails, a bit too many does no harm.
         maps.insert_budget(source, entry)?;
         if self.of_source.insert(source, entry.budget).is_none() {
+            self.of_v6 += usize::from(source.is_ipv6());
             self.filter.add(place);
         }
         Ok(())
@@ -73,6 +77,7 @@ impl Budgets {
         let was_there = maps.remove_budget(source)?;
         if self.of_source.remove(&source).is_some() {
             let place = place(source);
+            self.of_v6 -= usize::from(source.is_ipv6());
             self.filter.remove(place);
             maps.write_budget_filter(place.word(), self.filter.word(place))?;
         }

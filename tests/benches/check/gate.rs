@@ -1,14 +1,14 @@
 //! The whole check, from headers to the decision, as the agent puts it together.
 
-use std::{fmt::Write as _, net::Ipv4Addr, sync::Arc};
+use std::{fmt::Write as _, sync::Arc};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use limiter_tests::{bench::Case, in_process};
 use limiter_user::{
-    api::{gate::Gate, serve::Peer},
+    api::gate::Gate,
     clock::{Clock, SharedClock},
-    limiter::{Kind, Request},
-    store::{Charge, memory::MemoryStore},
+    limiter::Kind,
+    store::memory::MemoryStore,
 };
 
 use crate::{
@@ -76,17 +76,7 @@ impl Checks {
 
     fn ask(&self, gate: &Gate, headers: &mut HeaderMap, turn: usize, kind: Kind) {
         headers.get_mut("x-api-key").expect("it is there").clone_from(&self.keys[turn]);
-        let subject = gate.subject_of_headers(headers, std::iter::empty(), Peer(Some(Ipv4Addr::LOCALHOST.into())));
-        let decision = gate.decide(&Request {
-            subject: &subject,
-            method: "GET",
-            path: PATH,
-            also: &[],
-            attributes: &[],
-            cost: 1,
-            charge: Charge::Commit,
-        });
-        assert_eq!(decision.kind, kind);
+        assert_eq!(in_process::check(gate, headers, PATH), kind);
     }
 }
 

@@ -29,6 +29,14 @@ fn cluster(servers: &RedisCluster) -> RedisConfig {
     RedisConfig::of(servers.urls(), Topology::Cluster)
 }
 
+async fn two_nodes(redis: &RedisConfig) -> [Node; 2] {
+    let nodes = [(); 2].map(|()| Node::start_with(redis, 0));
+    for node in &nodes {
+        node.until_connected().await;
+    }
+    nodes
+}
+
 fn counters(count: usize) -> Vec<[Cell; 1]> {
     (0..count).map(|number| daily(&format!("u{number}"), 1000)).collect()
 }
@@ -41,10 +49,7 @@ async fn until_taken(node: &Node, counter: &[Cell], taken: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counters_of_all_slots_are_shared_through_a_cluster() {
     let servers = RedisCluster::start(3).await;
-    let nodes = [(); 2].map(|()| Node::start_with(&cluster(&servers), 0));
-    for node in &nodes {
-        node.until_connected().await;
-    }
+    let nodes = two_nodes(&cluster(&servers)).await;
     let counters = counters(60);
     for (number, counter) in counters.iter().enumerate() {
         for _ in 0..=number % 5 {
@@ -71,10 +76,7 @@ async fn counters_of_all_slots_are_shared_through_a_cluster() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_under_load_loses_nothing_and_counts_nothing_twice() {
     let servers = RedisCluster::start(3).await;
-    let nodes = [(); 2].map(|()| Node::start_with(&cluster(&servers), 0));
-    for node in &nodes {
-        node.until_connected().await;
-    }
+    let nodes = two_nodes(&cluster(&servers)).await;
     let counter = daily("mover", 1000);
     let key = redis_key(&counter[0].key);
     let mut taken = 0;
@@ -111,10 +113,7 @@ async fn a_slot_that_moves_under_load_loses_nothing_and_counts_nothing_twice() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_takes_over_knows_what_the_nodes_know() {
     let mut servers = RedisCluster::start_with_replicas(3).await;
-    let nodes = [(); 2].map(|()| Node::start_with(&cluster(&servers), 0));
-    for node in &nodes {
-        node.until_connected().await;
-    }
+    let nodes = two_nodes(&cluster(&servers)).await;
     let counters = counters(30);
     for counter in &counters {
         nodes[0].hit(counter);
@@ -136,10 +135,7 @@ async fn a_replica_that_takes_over_knows_what_the_nodes_know() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_primary_that_stands_still_does_not_stop_the_others() {
     let servers = RedisCluster::start(3).await;
-    let nodes = [(); 2].map(|()| Node::start_with(&cluster(&servers), 0));
-    for node in &nodes {
-        node.until_connected().await;
-    }
+    let nodes = two_nodes(&cluster(&servers)).await;
     let counters = counters(30);
     // Every primary has been spoken to.
     for counter in &counters {
@@ -209,10 +205,7 @@ async fn a_request_over_several_slots_is_charged_everywhere_or_nowhere() {
 async fn sentinels_lead_to_the_primary_and_to_its_successor() {
     let mut servers = RedisSentinels::start().await;
     let config = RedisConfig::of(servers.urls(), Topology::Sentinel { service: SERVICE.to_owned() });
-    let nodes = [(); 2].map(|()| Node::start_with(&config, 0));
-    for node in &nodes {
-        node.until_connected().await;
-    }
+    let nodes = two_nodes(&config).await;
     let counter = daily("u", 1000);
     for node in &nodes {
         node.hit(&counter);

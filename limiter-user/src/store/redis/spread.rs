@@ -90,14 +90,10 @@ impl RedisStore {
 
     /// What cannot be given back stays charged, which lets through less and never more.
     async fn give_back(&self, at: At, group: &Group, outcomes: &[CellOutcome]) {
-        let charged = |(place, _): &(usize, &Cell)| outcomes[*place].outcome == Outcome::Allowed;
-        let pairs = || group.places.iter().copied().zip(&group.cells).filter(charged);
-        let cells: Vec<Cell> = pairs().map(|(_, cell)| cell.clone()).collect();
-        let keys = group.places.iter().zip(&group.keys);
-        let keys: Vec<Vec<u8>> = keys
-            .filter(|(place, _)| outcomes[**place].outcome == Outcome::Allowed)
-            .map(|(_, key)| key.clone())
-            .collect();
+        let all = group.places.iter().zip(group.cells.iter().zip(&group.keys));
+        let charged = all.filter(|(place, _)| outcomes[**place].outcome == Outcome::Allowed);
+        let (cells, keys): (Vec<Cell>, Vec<Vec<u8>>) =
+            charged.map(|(_, (cell, key))| (cell.clone(), key.clone())).unzip();
         if cells.is_empty() {
             return;
         }
