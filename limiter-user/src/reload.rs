@@ -135,7 +135,7 @@ impl Reloader {
                         error.to_string()
                     }
                 };
-                tracing::error!(target: "limiter", error = said, "what is in force stays: what was read cannot be used");
+                tracing::error!(target: "limiter", error = %said, "what is in force stays: what was read cannot be used");
                 self.status.set_policy_error(Some(said));
                 error.result()
             }
