@@ -86,9 +86,13 @@ impl Agent {
         let (sync, shared) = match &config.store.kind {
             StoreKind::Memory => (None, None),
             StoreKind::Redis(redis) => {
-                let store = RedisStore::connect(&redis_config(redis))?;
-                let sync_config = SyncConfig { interval: redis.sync_interval, ..SyncConfig::default() };
-                let mut worker = SyncWorker::new(Arc::clone(&counters), store.clone(), Arc::clone(&clock), sync_config);
+                let mut access = redis_config(redis);
+                access.breaker = Some(config.store.breaker);
+                let store = RedisStore::connect(&access)?;
+                let (interval, heartbeat) = (redis.sync_interval, redis.heartbeat);
+                let sync_config = SyncConfig { interval, heartbeat, ..SyncConfig::default() };
+                let worker = SyncWorker::new(Arc::clone(&counters), store.clone(), Arc::clone(&clock), sync_config);
+                let mut worker = worker.of_node(&config.node.id);
                 // Windows are Redis' from the first request on, if Redis is there.
                 worker.round().await;
                 let status = worker.status();
@@ -112,6 +116,7 @@ impl Agent {
         let pressure = Arc::new(Pressure::new(config.api.pressure));
         let proxies = &config.identity.trusted_proxies;
         let active = Active::derive(policy, proxies, &metrics, &pressure, clock.local()).share();
+        let redis = shared.as_ref().map(|(_, redis)| redis.clone());
         let status = StatusSource::new(
             &config,
             Arc::clone(&active),
@@ -141,6 +146,10 @@ impl Agent {
             None => None,
         };
         let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
+        let limiter = match redis {
+            Some(redis) => limiter.sharing_through(redis),
+            None => limiter,
+        };
         let (identity, families) = (config.identity.clone(), config.api.headers);
         let is_in_file = identity.order.contains(&IdentityKind::ApiKey) && identity.key_store == KeyStoreKind::File;
         let watch = is_in_file.then_some(watch);

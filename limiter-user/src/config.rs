@@ -26,7 +26,8 @@ use limiter_common::{addr::SrcPrefixes, schema::DEFAULT_MAX_SOURCES};
 
 pub(crate) use self::document::{Context, Place, Table, Value, nearest, raw_table};
 use self::raw::{
-    RawApi, RawConfig, RawHeaders, RawIdentity, RawNode, RawPolicySource, RawPressure, RawPush, RawStore, RawXdp,
+    RawApi, RawBreaker, RawConfig, RawHeaders, RawIdentity, RawNode, RawPolicySource, RawPressure, RawPush, RawStore,
+    RawXdp,
 };
 pub use self::{
     document::Environment,
@@ -41,6 +42,7 @@ pub use crate::dataplane::{
     config::{OnExit, Protect, Transport, XdpMode},
 };
 pub use crate::identity::AddressHeader;
+pub use crate::store::breaker::BreakerConfig;
 
 /// Where `--config` points unless it is given.
 pub const DEFAULT_PATH: &str = "/etc/limiter/limiter.toml";
@@ -145,6 +147,8 @@ pub struct StoreConfig {
     /// Most counters that are held in memory.
     pub max_counters: usize,
     pub kind: StoreKind,
+    /// When a Redis that fails is left alone.
+    pub breaker: BreakerConfig,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -501,6 +505,19 @@ fn listen(text: &str) -> Result<Listen, String> {
     }
 }
 
+fn breaker(raw: &RawBreaker<'_>) -> BreakerConfig {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let default = BreakerConfig::default();
+    let within = |value: &Option<Value<'_>>, least, default| {
+        value.as_ref().and_then(|value| duration_within(value, Duration::from_millis(least)..=HOUR)).unwrap_or(default)
+    };
+    BreakerConfig::new(
+        raw.failures.as_ref().and_then(|value| value.within(1..=1000)).unwrap_or(default.failures),
+        within(&raw.within, 100, default.within),
+        within(&raw.probe, 50, default.probe),
+    )
+}
+
 /// The store, and the Redis that is named, whether counters are in it or not.
 fn store(raw: &RawStore<'_>, folder: &Path) -> (StoreConfig, Option<RedisConfig>) {
     #[derive(Clone, Copy)]
@@ -514,6 +531,7 @@ fn store(raw: &RawStore<'_>, folder: &Path) -> (StoreConfig, Option<RedisConfig>
     let max_counters = raw.max_counters.as_ref().and_then(|counters| counters.within(1..=100_000_000));
     let store = StoreConfig {
         max_counters: max_counters.unwrap_or(1_000_000),
+        breaker: breaker(&raw.breaker),
         kind: match (kind, &redis) {
             (Some(Kind::Redis), Some(redis)) => StoreKind::Redis(redis.clone()),
             (Some(Kind::Redis), None) | (Some(Kind::Memory) | None, _) => StoreKind::Memory,

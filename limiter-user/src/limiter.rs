@@ -5,6 +5,7 @@
 //! it holds it.
 
 mod decision;
+mod failure;
 mod select;
 mod turns;
 
@@ -12,6 +13,7 @@ use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
+use failure::Failing;
 use limiter_common::addr::SrcPrefixes;
 pub use select::{Attribute, Caller, Request, Subject};
 use smallvec::SmallVec;
@@ -22,10 +24,11 @@ use turns::Turns;
 use crate::{
     active::{Active, SharedActive},
     clock::Clock,
-    policy::Scratch,
+    policy::{FailurePolicy, Scratch},
     store::{
         Algorithm, CellOutcome, CellRef, Charge, Outcomes,
         memory::{INLINE_CELLS, MemoryStore},
+        redis::RedisStore,
     },
 };
 
@@ -36,6 +39,8 @@ pub struct Limiter {
     turns: Arc<Turns>,
     clock: Arc<dyn Clock>,
     prefixes: SrcPrefixes,
+    /// Where counters are shared; `None` for a node alone.
+    shared: Option<RedisStore>,
 }
 
 /// The counters that a request touches, and beside each the index of its rule. Inline as long as few rules match.
@@ -45,6 +50,8 @@ struct Touched<'a> {
     rules: select::Rules,
     /// Of the request.
     plan: Option<usize>,
+    /// What its endpoint groups want while counters cannot be shared.
+    of_endpoints: Option<FailurePolicy>,
 }
 
 impl std::fmt::Debug for Limiter {
@@ -56,7 +63,13 @@ impl std::fmt::Debug for Limiter {
 impl Limiter {
     pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
         let turns = Turns::new(Arc::clone(&counters), Arc::clone(&clock));
-        Self { active, counters, turns, clock, prefixes }
+        Self { active, counters, turns, clock, prefixes, shared: None }
+    }
+
+    /// Does what rules want while `store` cannot be asked for their counters.
+    #[must_use]
+    pub fn sharing_through(self, store: RedisStore) -> Self {
+        Self { shared: Some(store), ..self }
     }
 
     /// The policy that requests are decided by.
@@ -88,8 +101,15 @@ impl Limiter {
         let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
         let queues = shapes.then(|| self.turns.lock());
         let mut outcomes = Outcomes::new();
-        self.counters.decide_into(now, request.charge, &touched.cells, &mut outcomes);
-        let mut decision = decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
+        let failing = match self.shared.as_ref().filter(|store| !store.is_whole()) {
+            None => Failing::default(),
+            Some(store) => failure::apply(store, &self.counters, now, request, &active, &mut touched),
+        };
+        let charge = failing.charge(request.charge, &touched);
+        self.counters.decide_into(now, charge, &touched.cells, &mut outcomes);
+        failing.settle(&touched.cells, &mut outcomes);
+        let mut decision =
+            decision::conclude(request, now, &touched, &outcomes, &failing, &active.policy.rules, &active.metrics);
         if let Some(mut queues) = queues
             && !decision.is_refusal()
             && let Some((cell, outcome)) = longest_delay(&touched.cells, &outcomes)
@@ -104,6 +124,7 @@ impl Limiter {
         touched.plan = request.subject.plan(&active.policy.plans);
         let matches = select::matches(&active.policy.endpoints, request, scratch);
         let rules = select::rules(active, &matches);
+        touched.of_endpoints = select::failure_policy(active, &matches);
         for &index in &rules {
             if let Some(cell) = select::cell(active, index, request, touched.plan, self.prefixes) {
                 touched.cells.push(cell);

@@ -26,16 +26,17 @@ use limiter_common::{
     verdict::Verdict,
 };
 
-use self::durations::Durations;
+use self::durations::{ConstDurations, Durations};
 use crate::{
     dataplane::MapUsage,
     identity::key_follower::FollowedState,
     limiter::Kind,
-    policy::BypassKind,
+    policy::{BypassKind, FailurePolicy},
     pressure,
     store::{
+        breaker::BreakerState,
         memory::MemoryStats,
-        redis::CallStats,
+        redis::{BreakerCounts, CallStats, DURATION_BOUNDS_US, Shard},
         sync::{SyncState, SyncStats},
     },
 };
@@ -58,6 +59,12 @@ struct PushLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct BypassLabels {
     kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FailureLabels {
+    rule: String,
+    policy: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -102,6 +109,7 @@ impl ReloadResult {
 pub struct Metrics {
     registry: Registry,
     checks: Family<CheckLabels, Counter>,
+    store_failures: Family<FailureLabels, Counter>,
     bypassed: Family<BypassLabels, Counter>,
     check_duration: Durations<{ CHECK_BUCKETS_NS.len() }>,
     pushes: Family<PushLabels, Counter>,
@@ -118,6 +126,8 @@ pub struct RuleMetrics {
     /// By [`Kind`].
     decisions: [Counter; Kind::ALL.len()],
     shadow_denied: Counter,
+    /// By [`FailurePolicy`].
+    store_failures: [Counter; FailurePolicy::ALL.len()],
 }
 
 impl RuleMetrics {
@@ -127,6 +137,15 @@ impl RuleMetrics {
 
     pub fn decided(&self, kind: Kind) -> u64 {
         self.decisions[kind as usize].get()
+    }
+
+    /// A request came while the rule's counter could not be shared.
+    pub fn count_failure(&self, policy: FailurePolicy) {
+        self.store_failures[policy as usize].inc();
+    }
+
+    pub fn failures(&self, policy: FailurePolicy) -> u64 {
+        self.store_failures[policy as usize].get()
     }
 
     pub fn count_shadow_denied(&self) {
@@ -182,6 +201,9 @@ impl Metrics {
         let mut registry = Registry::with_prefix("limiter");
         let checks = Family::<CheckLabels, Counter>::default();
         registry.register("checks", "Requests decided, by the rule that decided", checks.clone());
+        let store_failures = Family::<FailureLabels, Counter>::default();
+        let help = "Requests to a rule whose counter could not be shared, by what on_store_failure did about it";
+        registry.register("store_failures", help, store_failures.clone());
         let check_duration = Durations::new(CHECK_BUCKETS_NS.map(Duration::from_nanos));
         registry.register_with_unit(
             "check_duration",
@@ -217,6 +239,7 @@ impl Metrics {
         Self {
             registry,
             checks,
+            store_failures,
             bypassed,
             check_duration,
             pushes,
@@ -234,7 +257,13 @@ impl Metrics {
             |decision| self.checks.get_or_create(&CheckLabels { rule: id.into(), decision, source: MEMORY }).clone();
         let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str())).collect();
         let decisions = decisions.try_into().unwrap_or_else(|_| unreachable!("one a kind"));
-        RuleMetrics { decisions, shadow_denied: counter("shadow_denied") }
+        let failures = FailurePolicy::ALL.iter().map(|policy| {
+            let labels = FailureLabels { rule: id.into(), policy: policy.as_str() };
+            self.store_failures.get_or_create(&labels).clone()
+        });
+        let store_failures: Vec<Counter> = failures.collect();
+        let store_failures = store_failures.try_into().unwrap_or_else(|_| unreachable!("one a policy"));
+        RuleMetrics { decisions, shadow_denied: counter("shadow_denied"), store_failures }
     }
 
     /// The counters of bypassed requests, present from the start.
@@ -315,9 +344,19 @@ pub struct Snapshot {
     pub reports: [(&'static str, u64); 3],
     pub pressure: pressure::Reading,
     /// Sharing through Redis; `None` for a node alone.
-    pub shared: Option<(SyncStats, CallStats)>,
+    pub shared: Option<Shared>,
     /// API keys in Redis; `None` where they are in a file.
     pub keys: Option<FollowedState>,
+}
+
+/// Sharing through Redis.
+#[derive(Debug)]
+pub struct Shared {
+    pub sync: SyncStats,
+    pub calls: CallStats,
+    pub shards: Vec<Shard>,
+    pub breakers: BreakerCounts,
+    pub live_nodes: u32,
 }
 
 #[derive(Debug)]
@@ -368,8 +407,9 @@ impl<S: Source> Collector for Scraped<S> {
         encode_losses(&mut encoder, &snapshot.events)?;
         encode_pressure(&mut encoder, &snapshot)?;
         encode_memory(&mut encoder, &snapshot.memory)?;
-        if let Some((sync, calls)) = &snapshot.shared {
-            encode_shared(&mut encoder, sync, calls)?;
+        if let Some(shared) = &snapshot.shared {
+            encode_shared(&mut encoder, shared)?;
+            encode_breakers(&mut encoder, shared)?;
         }
         if let Some(keys) = &snapshot.keys {
             encode_keys(&mut encoder, keys)?;
@@ -433,10 +473,16 @@ fn encode_memory(encoder: &mut DescriptorEncoder<'_>, memory: &MemoryStats) -> f
     ] {
         ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
     }
+    let help = "Units that Redis will not hear of, by why: their window was over, or their counter was given up";
+    let mut family = encoder.encode_descriptor("sync_dropped_units", help, None, MetricType::Counter)?;
+    for (reason, count) in [("window_over", memory.late_units), ("evicted", memory.evicted_unconfirmed_units)] {
+        ConstCounter::new(count).encode(family.encode_family(&[("reason", reason)])?)?;
+    }
     Ok(())
 }
 
-fn encode_shared(encoder: &mut DescriptorEncoder<'_>, sync: &SyncStats, calls: &CallStats) -> fmt::Result {
+fn encode_shared(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::Result {
+    let Shared { sync, calls, .. } = shared;
     let mut family = encoder.encode_descriptor("store_calls", "Calls to Redis", None, MetricType::Counter)?;
     for (result, count) in [
         ("ok", calls.ok),
@@ -450,6 +496,9 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, sync: &SyncStats, calls: &
         ("sync_lost_counters", "Counters that Redis knew less of than it had confirmed", sync.lost_counters),
         ("sync_refused_counters", "Counters that Redis refused or answered unintelligibly", sync.refused_counters),
         ("sync_ahead", "Counts of windows that had not begun by Redis' clock", sync.ahead),
+        ("sync_batches", "Batches of counters that Redis took", sync.batches),
+        ("sync_counters", "Counters in those batches", sync.counters_sent),
+        ("sync_refills", "Times that a Redis was found to have lost counters, and was told them again", sync.refills),
     ] {
         ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
     }
@@ -458,7 +507,43 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, sync: &SyncStats, calls: &
     ConstGauge::new(i64::from(sync.state == SyncState::Connected)).encode(connected)?;
     let help = "Age of the oldest count that Redis does not have yet";
     let lag = encoder.encode_descriptor("sync_lag", help, Some(&Unit::Seconds), MetricType::Gauge)?;
-    ConstGauge::new(sync.lag.as_secs_f64()).encode(lag)
+    ConstGauge::new(sync.lag.as_secs_f64()).encode(lag)?;
+    let help = "Counters in the last batch";
+    let batch = encoder.encode_descriptor("sync_last_batch", help, None, MetricType::Gauge)?;
+    ConstGauge::new(signed(sync.last_batch as u64)).encode(batch)?;
+    let help = "Time of calls to Redis, each with all that was sent at once";
+    let durations =
+        encoder.encode_descriptor("store_call_duration", help, Some(&Unit::Seconds), MetricType::Histogram)?;
+    ConstDurations { bounds_us: &DURATION_BOUNDS_US, counts: &calls.buckets, sum_us: calls.duration_us }
+        .encode(durations)
+}
+
+fn encode_breakers(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::Result {
+    let help = "Whether a Redis is asked (0), left alone since it fails (1), or tried (2)";
+    let mut family = encoder.encode_descriptor("breaker_state", help, None, MetricType::Gauge)?;
+    for shard in &shared.shards {
+        let state = match shard.state {
+            BreakerState::Closed => 0i64,
+            BreakerState::Open => 1,
+            BreakerState::Probing => 2,
+        };
+        ConstGauge::new(state).encode(family.encode_family(&[("shard", &*shard.name)])?)?;
+    }
+    let BreakerCounts { opened, closed, failed_probes, refused, .. } = shared.breakers;
+    let help = "Times that a Redis was left alone (open), and asked again (closed)";
+    let mut family = encoder.encode_descriptor("breaker_transitions", help, None, MetricType::Counter)?;
+    for (to, count) in [("open", opened), ("closed", closed)] {
+        ConstCounter::new(count).encode(family.encode_family(&[("to", to)])?)?;
+    }
+    for (name, help, value) in [
+        ("breaker_failed_probes", "Tries of a Redis that is left alone, which failed", failed_probes),
+        ("breaker_refused", "Calls that were not made, since their Redis is left alone", refused),
+    ] {
+        ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+    }
+    let help = "Nodes that share counters through this Redis, as it last said";
+    let nodes = encoder.encode_descriptor("live_nodes", help, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(shared.live_nodes)).encode(nodes)
 }
 
 fn encode_keys(encoder: &mut DescriptorEncoder<'_>, keys: &FollowedState) -> fmt::Result {

@@ -6,6 +6,7 @@ mod bypass;
 mod compile;
 pub mod difference;
 pub mod endpoints;
+mod failure;
 mod prefix_set;
 mod raw;
 pub mod response;
@@ -23,6 +24,7 @@ use limiter_common::{adaptive::FULL, quota::Quota, rule::EnforcementMode, slidin
 pub use self::{
     bypass::{Bypass, BypassKind},
     endpoints::{Endpoints, Match, Scratch},
+    failure::FailurePolicy,
     prefix_set::PrefixSet,
     response::ResponseTemplate,
 };
@@ -38,6 +40,8 @@ pub struct Policy {
     pub rules: Vec<Rule>,
     /// The endpoint groups; rules name them by index.
     pub endpoints: Endpoints,
+    /// By group, what its requests want of every rule while its counters cannot be shared; empty where no group says.
+    pub endpoint_failures: Vec<Option<FailurePolicy>>,
     /// Names of the declared plans.
     pub plans: Vec<Arc<str>>,
     /// By index, the plan that each inherits from.
@@ -160,6 +164,7 @@ pub struct Rule {
     pub overrides: HashMap<Arc<str>, Limit, RandomState>,
     /// Multiplies the request's own cost; at least 1.
     pub cost: u64,
+    pub on_store_failure: FailurePolicy,
     pub mode: EnforcementMode,
     /// What gateways are answered when this rule denies; `None` for the usual.
     pub response: Option<Arc<ResponseTemplate>>,

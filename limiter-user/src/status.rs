@@ -20,12 +20,13 @@ use crate::{
     dataplane::{AclListing, BudgetListing, Dataplane, DataplaneError, List, RuleCounter},
     identity::FollowedKeys,
     limiter::Kind,
-    metrics::{RuleMetrics, Snapshot, Source},
+    metrics::{RuleMetrics, Shared, Snapshot, Source},
     policy::{Adaptive, Limit, Rule},
     pressure::{self, Pressure, Tightened},
     store::{
+        breaker::BreakerState,
         memory::MemoryStore,
-        redis::RedisStore,
+        redis::{RedisStore, Shard},
         sync::{SyncState, SyncStatus},
     },
 };
@@ -160,6 +161,19 @@ pub struct StoreStatus {
     pub state: Option<String>,
     /// Age of the oldest counts that Redis does not have yet.
     pub lag_ms: Option<u64>,
+    /// Nodes that share the counters, as Redis last said.
+    #[serde(default)]
+    pub live_nodes: Option<u32>,
+    /// The servers, and whether they are asked.
+    #[serde(default)]
+    pub shards: Vec<ShardStatus>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ShardStatus {
+    pub name: String,
+    /// `closed`: it is asked; `open`: it is left alone; `probing`: it is tried.
+    pub breaker: String,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -290,6 +304,10 @@ impl StatusSource {
                 None => "Redis does not answer, decisions are from local counts".to_owned(),
             });
         }
+        // Of several, one may be missing while the others are shared with.
+        let shards = self.shared.as_ref().map(|(_, redis)| redis.shards()).unwrap_or_default();
+        let open = shards.iter().filter(|shard| shard.state != BreakerState::Closed);
+        by.extend(open.map(|shard| format!("Redis {} is left alone: rules follow their on_store_failure", shard.name)));
         by.extend(self.keys.iter().filter_map(FollowedKeys::degraded_by));
         let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());
         by.extend(missing.map(|interface| format!("nothing is limited on {}: {}", interface.name, interface.reason)));
@@ -323,6 +341,8 @@ impl StatusSource {
                 capacity: memory.capacity as u64,
                 state: sync.as_ref().map(|sync| sync.state.as_str().to_owned()),
                 lag_ms: sync.map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
+                live_nodes: self.shared.as_ref().map(|(_, redis)| redis.live_nodes()),
+                shards: self.shared.as_ref().map(|(_, redis)| shards(redis)).unwrap_or_default(),
             },
             keys: self.keys.as_ref().map(|keys| {
                 let keys = keys.get();
@@ -342,13 +362,18 @@ impl StatusSource {
     }
 }
 
+fn shards(redis: &RedisStore) -> Vec<ShardStatus> {
+    let status = |shard: Shard| ShardStatus { name: shard.name, breaker: shard.state.as_str().to_owned() };
+    redis.shards().into_iter().map(status).collect()
+}
+
 fn rule_status(rule: &Rule, metrics: &RuleMetrics, share: Option<&Tightened>) -> RuleStatus {
     RuleStatus {
         id: rule.id.to_string(),
         scope: rule.scope.as_str().to_owned(),
         mode: rule.mode.as_str().to_owned(),
         allowed: metrics.decided(Kind::Allowed),
-        denied: metrics.decided(Kind::Denied) + metrics.decided(Kind::Unsatisfiable),
+        denied: [Kind::Denied, Kind::Unsatisfiable, Kind::Unavailable].map(|kind| metrics.decided(kind)).iter().sum(),
         shadow_denied: metrics.shadow_denied(),
         adaptive: rule
             .adaptive
@@ -496,7 +521,13 @@ impl Source for Arc<StatusSource> {
             shares: self.shares(),
             reports: self.pressure.counts(),
             pressure: self.pressure.reading(),
-            shared: self.shared.as_ref().map(|(sync, redis)| (sync.get(), redis.calls())),
+            shared: self.shared.as_ref().map(|(sync, redis)| Shared {
+                sync: sync.get(),
+                calls: redis.calls(),
+                shards: redis.shards(),
+                breakers: redis.breaker_counts(),
+                live_nodes: redis.live_nodes(),
+            }),
             keys: self.keys.as_ref().map(FollowedKeys::get),
         }
     }

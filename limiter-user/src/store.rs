@@ -13,6 +13,7 @@ pub use self::{algorithm::Algorithm, name::Name};
 use crate::policy::Scope;
 
 pub mod algorithm;
+pub mod breaker;
 pub mod counter;
 pub mod memory;
 mod name;
@@ -46,14 +47,7 @@ pub enum IdentityRef<'a> {
 impl Identity {
     /// As in [`Scope::as_str`].
     pub const fn scope_name(&self) -> &'static str {
-        match self {
-            Self::User(_) => Scope::User.as_str(),
-            Self::Key(_) => Scope::Key.as_str(),
-            Self::Session(_) => Scope::Session.as_str(),
-            Self::Ip(_) => Scope::Ip.as_str(),
-            Self::Global => Scope::Global.as_str(),
-            Self::Attribute(_) => "attribute",
-        }
+        self.borrowed().scope_name()
     }
 
     #[inline]
@@ -70,6 +64,18 @@ impl Identity {
 }
 
 impl IdentityRef<'_> {
+    /// As in [`Scope::as_str`].
+    pub const fn scope_name(&self) -> &'static str {
+        match self {
+            Self::User(_) => Scope::User.as_str(),
+            Self::Key(_) => Scope::Key.as_str(),
+            Self::Session(_) => Scope::Session.as_str(),
+            Self::Ip(_) => Scope::Ip.as_str(),
+            Self::Global => Scope::Global.as_str(),
+            Self::Attribute(_) => "attribute",
+        }
+    }
+
     fn to_owned(self) -> Identity {
         match self {
             Self::User(name) => Identity::User(name.clone()),
@@ -240,6 +246,16 @@ pub enum StoreError {
     Unavailable { operation: &'static str, store: String, reason: String },
     #[error("{operation}: {store} answered what cannot be understood: {reason}")]
     BadReply { operation: &'static str, store: String, reason: String },
+}
+
+impl StoreError {
+    /// Without operation and store.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Timeout { .. } => "no answer in time",
+            Self::Unavailable { reason, .. } | Self::BadReply { reason, .. } => reason,
+        }
+    }
 }
 
 /// Decides requests over counters. One test suite runs over every implementation.

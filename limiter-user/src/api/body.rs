@@ -57,6 +57,10 @@ pub fn response(decision: &Decision, style: &Style<'_>) -> Response {
             let message = "The request costs more than its limit ever allows";
             refuse(denied, decision, style, "cost_exceeds_limit", message)
         }
+        Kind::Unavailable => {
+            let message = "The limit cannot be checked at present";
+            refuse(denied, decision, style, "limit_unavailable", message)
+        }
         Kind::Unauthenticated => {
             let message = "The API key or token is not valid";
             let mut response = refuse(StatusCode::UNAUTHORIZED, decision, style, "unauthenticated", message);
@@ -125,6 +129,7 @@ fn problem(status: StatusCode, decision: &Decision, style: &Style<'_>, error: &s
         Kind::Denied if style.is_guessing => Some(ABNORMAL_USAGE),
         Kind::Denied if decision.answer.as_ref().is_some_and(|answer| answer.is_tightened) => Some(REDUCED_CAPACITY),
         Kind::Denied => Some(QUOTA_EXCEEDED),
+        Kind::Unavailable => Some(REDUCED_CAPACITY),
         Kind::Allowed | Kind::Unsatisfiable | Kind::Unauthenticated => None,
     };
     // RFC 9457, section 4.2.1: a problem without a type of its own is called as its status is.

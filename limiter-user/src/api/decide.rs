@@ -205,6 +205,7 @@ impl<'a> From<&'a Decision> for Reply<'a> {
                 (Kind::Allowed, None) => "no_rule",
                 (Kind::Denied, _) => "rate_limit_exceeded",
                 (Kind::Unsatisfiable, _) => "cost_exceeds_limit",
+                (Kind::Unavailable, _) => "limit_unavailable",
                 (Kind::Unauthenticated, _) => "unauthenticated",
             }),
             shadow: decision.shadow.iter().map(|rule| Cow::from(&**rule)).collect(),

@@ -46,7 +46,13 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     if let (Some(state), Some(lag_ms)) = (&store.state, store.lag_ms) {
         write!(out, ", {state}, {lag_ms} ms behind")?;
     }
+    if let Some(live_nodes) = store.live_nodes {
+        write!(out, ", shared by {live_nodes} nodes")?;
+    }
     writeln!(out)?;
+    for shard in store.shards.iter().filter(|shard| shard.breaker != "closed") {
+        writeln!(out, "redis {}: breaker {}", shard.name, shard.breaker)?;
+    }
     if let Some(KeysStatus { keys, connected, unreadable, losses }) = &status.keys {
         let state = if *connected { "connected" } else { "Redis does not answer" };
         writeln!(out, "keys: {keys} in Redis, {state}, {unreadable} unreadable, lost and given back {losses} times")?;

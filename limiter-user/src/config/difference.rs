@@ -20,7 +20,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
         restart mode, pin_dir, max_sources, diagnosis; live interfaces, protect, on_exit, drop_malformed
     });
     compare!("api", ApiConfig in api { restart http, admin, headers, pressure; live });
-    compare!("store", StoreConfig in store { restart max_counters, kind; live });
+    compare!("store", StoreConfig in store { restart max_counters, kind, breaker; live });
     compare!("identity", IdentityConfig in identity {
         restart order, api_key_header, api_key_query, session_cookie, client_address_header, jwt, key_store, key_file, key_secret_file, key_copy_file, trusted_proxies, prefixes; live
     });
@@ -30,6 +30,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
         // As they are called in the file.
         *name = match *name {
             "store.kind" => "store.kind or store.redis",
+            "store.breaker" => "[store.breaker]",
             "identity.key_store" => "identity.key_store or store.redis",
             "identity.jwt" => "[identity.jwt]",
             "identity.prefixes" => "identity.ipv4_prefix or identity.ipv6_prefix",

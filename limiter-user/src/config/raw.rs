@@ -19,9 +19,11 @@ raw_table!(RawHeaders { x_ratelimit, draft_10, draft_03 });
 
 raw_table!(RawPressure in place { header, interval, expires });
 
-raw_table!(RawStore { kind, max_counters; tables redis: RawRedis; later breaker });
+raw_table!(RawStore { kind, max_counters; tables redis: RawRedis, breaker: RawBreaker });
 
-raw_table!(RawRedis in place { urls, mode, service, username, password_file, timeout, sync_interval; tables tls: RawTls });
+raw_table!(RawBreaker { failures, within, probe });
+
+raw_table!(RawRedis in place { urls, mode, service, username, password_file, timeout, sync_interval, heartbeat, recover; tables tls: RawTls });
 
 raw_table!(RawTls in place { ca_file, cert_file, key_file });
 

@@ -23,6 +23,10 @@ pub struct RedisConfig {
     /// How long any call may take.
     pub timeout: Duration,
     pub sync_interval: Duration,
+    /// How often a node says that it is alive.
+    pub heartbeat: Duration,
+    /// How long a start may take for learning the counts that are in Redis.
+    pub recover: Duration,
 }
 
 impl RedisConfig {
@@ -57,6 +61,11 @@ pub(super) fn redis(raw: &RawRedis<'_>, folder: &Path, needed: bool) -> Option<R
     let interval = raw.sync_interval.as_ref();
     let interval =
         interval.and_then(|value| duration_within(value, Duration::from_millis(20)..=Duration::from_millis(100)));
+    let heartbeat = raw.heartbeat.as_ref();
+    let heartbeat =
+        heartbeat.and_then(|value| duration_within(value, Duration::from_millis(100)..=Duration::from_secs(10)));
+    let recover = raw.recover.as_ref();
+    let recover = recover.and_then(|value| duration_within(value, Duration::from_millis(1)..=Duration::from_secs(60)));
     let username = raw.username.as_ref().and_then(|name| name.text("a name")).map(str::to_owned);
     let password = raw.password_file.as_ref().and_then(|file| password(file, folder));
     let certificates = certificates(&raw.tls, folder);
@@ -83,6 +92,8 @@ pub(super) fn redis(raw: &RawRedis<'_>, folder: &Path, needed: bool) -> Option<R
         certificates,
         timeout: timeout.unwrap_or(Duration::from_millis(5)),
         sync_interval: interval.unwrap_or(Duration::from_millis(50)),
+        heartbeat: heartbeat.unwrap_or(Duration::from_secs(1)),
+        recover: recover.unwrap_or(Duration::from_secs(2)),
     })
 }
 

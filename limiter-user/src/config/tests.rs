@@ -221,7 +221,10 @@ fn bad_values_are_refused_with_line_and_key() {
         ("[identity]\nkey_store = \"etcd\"", "2: identity.key_store: \"etcd\" is not one of \"file\", \"redis\""),
         ("[store]\nkind = \"etcd\"", "2: store.kind: \"etcd\" is not one of \"memory\", \"redis\""),
         ("[store]\nmax_counters = 0", "2: store.max_counters: 0 is outside 1 to 100000000"),
-        ("[store.breaker]\nfailures = 5", "1: store.breaker: is not available in this version"),
+        ("[store.breaker]\nfailures = 0", "2: store.breaker.failures: 0 is outside 1 to 1000"),
+        ("[store.breaker]\nprobe = \"1ms\"", "2: store.breaker.probe: 1ms is outside 50ms to 3600s"),
+        ("[store.breaker]\nwithin = \"2h\"", "2: store.breaker.within: 7200s is outside 100ms to 3600s"),
+        ("[store.redis]\nrecover = \"0s\"", "2: store.redis.recover: 0ns is outside 1ms to 60s"),
         (
             "[store]\nkind = \"redis\"",
             "1: store.redis.urls: is missing, and store.kind is \"redis\": name one, as in [\"redis://127.0.0.1\"]",

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use limiter_common::{sliding_window::Outcome, time::UnixMicros};
+use limiter_common::{rule::EnforcementMode, sliding_window::Outcome, time::UnixMicros};
 use smallvec::SmallVec;
 
-use super::{Request, Touched, Turn};
+use super::{Request, Touched, Turn, failure::Failing};
 use crate::{
     metrics::RuleMetrics,
-    policy::{BypassKind, Limit, ResponseTemplate, Rule, Scope},
+    policy::{BypassKind, FailurePolicy, Limit, ResponseTemplate, Rule, Scope},
     store::{CellOutcome, Charge},
 };
 
@@ -18,12 +18,15 @@ pub enum Kind {
     Denied,
     /// The cost is above a ceiling, so waiting does not help.
     Unsatisfiable,
+    /// A rule wants its counters shared, and they cannot be.
+    Unavailable,
     /// The API key is unknown or disabled, or the token is not valid.
     Unauthenticated,
 }
 
 impl Kind {
-    pub const ALL: &[Self] = &[Self::Allowed, Self::Denied, Self::Unsatisfiable, Self::Unauthenticated];
+    pub const ALL: &[Self] =
+        &[Self::Allowed, Self::Denied, Self::Unsatisfiable, Self::Unavailable, Self::Unauthenticated];
 
     /// The name in metrics.
     pub const fn as_str(self) -> &'static str {
@@ -31,6 +34,7 @@ impl Kind {
             Self::Allowed => "allowed",
             Self::Denied => "denied",
             Self::Unsatisfiable => "unsatisfiable",
+            Self::Unavailable => "unavailable",
             Self::Unauthenticated => "unauthenticated",
         }
     }
@@ -83,7 +87,7 @@ pub struct AddressDenial {
 impl Decision {
     /// Whether a limit denies it.
     pub const fn is_refusal(&self) -> bool {
-        matches!(self.kind, Kind::Denied | Kind::Unsatisfiable)
+        matches!(self.kind, Kind::Denied | Kind::Unsatisfiable | Kind::Unavailable)
     }
 
     pub(super) fn without_rule(unauthenticated: bool, now: UnixMicros) -> Self {
@@ -97,6 +101,7 @@ pub(super) fn conclude(
     now: UnixMicros,
     touched: &Touched<'_>,
     outcomes: &[CellOutcome],
+    failing: &Failing,
     rules: &[Rule],
     metrics: &[RuleMetrics],
 ) -> Decision {
@@ -104,13 +109,13 @@ pub(super) fn conclude(
     // How much each candidate presses: waits above remainders, longer waits and smaller remainders first.
     let mut worst: Option<(u64, usize)> = None;
     let mut denied = false;
-    for (position, ((index, cell), outcome)) in touched.rules.iter().zip(&touched.cells).zip(outcomes).enumerate() {
+    for (position, (index, outcome)) in touched.rules.iter().zip(outcomes).enumerate() {
         let (denies, pressure) = match outcome.outcome {
             Outcome::Allowed => (false, u64::MAX - outcome.remaining),
             Outcome::Denied { retry_after_us } => (true, retry_after_us.min(u64::MAX - 1)),
             Outcome::Never => (true, u64::MAX),
         };
-        if !cell.enforced {
+        if rules[*index].mode != EnforcementMode::Enforce {
             if denies {
                 if request.charge == Charge::Commit {
                     metrics[*index].count_shadow_denied();
@@ -119,7 +124,11 @@ pub(super) fn conclude(
             }
             continue;
         }
+        // Only the address itself can be too much: not this node's share of its limit, nor that nothing can be shared.
+        let is_excused =
+            failing.at(position).is_some_and(|failing| failing.is_of_share || failing.policy != FailurePolicy::Local);
         if let (Scope::Ip, Outcome::Denied { retry_after_us }) = (rules[*index].scope, outcome.outcome)
+            && !is_excused
             && decision.address_denial.as_ref().is_none_or(|denial| denial.retry_after_us < retry_after_us)
         {
             let covers_all = rules[*index].endpoint.is_none();
@@ -144,14 +153,19 @@ pub(super) fn conclude(
     let fits_later = is_tightened && fits_whole && outcome.outcome == Outcome::Never;
     if denied {
         let never = outcome.outcome == Outcome::Never && !fits_later;
-        decision.kind = if never { Kind::Unsatisfiable } else { Kind::Denied };
+        let is_closed = failing.at(position).is_some_and(|failing| failing.policy == FailurePolicy::Closed);
+        decision.kind = match (is_closed, never) {
+            (true, _) => Kind::Unavailable,
+            (false, true) => Kind::Unsatisfiable,
+            (false, false) => Kind::Denied,
+        };
     }
     if request.charge == Charge::Commit {
         metrics[index].count(decision.kind);
     }
     decision.answer = Some(Answer {
         rule: Arc::clone(&rules[index].id),
-        ceiling: cell.algorithm.ceiling(),
+        ceiling: failing.at(position).map_or(cell.algorithm, |failing| failing.whole).ceiling(),
         window_us: cell.algorithm.quota_us(),
         remaining: outcome.remaining,
         reset_us: outcome.reset_us,

@@ -9,7 +9,7 @@ use crate::{
     active::Active,
     config::identifier,
     identity::{ClientAddress, KeyOwner},
-    policy::{Bypass, BypassKind, Endpoints, Limit, Match, Policy, Scope, Scratch},
+    policy::{Bypass, BypassKind, Endpoints, FailurePolicy, Limit, Match, Policy, Scope, Scratch},
     store::{CellRef, Charge, IdentityRef, Name, SessionId, memory::INLINE_CELLS},
 };
 
@@ -150,6 +150,15 @@ pub(super) fn matches(endpoints: &Endpoints, request: &Request<'_>, scratch: &mu
         matches.found.sort_unstable();
     }
     matches
+}
+
+/// What the endpoint groups want of rules while counters cannot be shared: the strictest of what they say.
+pub(super) fn failure_policy(active: &Active, matches: &Matches) -> Option<FailurePolicy> {
+    let policies = &active.policy.endpoint_failures;
+    if policies.is_empty() {
+        return None;
+    }
+    matches.found.iter().filter_map(|(found, _)| policies.get(found.group).copied().flatten()).max()
 }
 
 /// Indices of the rules that apply to a request with these endpoint groups, each once.

@@ -83,6 +83,27 @@ impl<const N: usize> EncodeMetric for Durations<N> {
     }
 }
 
+/// A histogram that somebody else has counted.
+pub(super) struct ConstDurations<'a> {
+    pub(super) bounds_us: &'a [u64],
+    /// By bound, not cumulated, and what is above all of them.
+    pub(super) counts: &'a [u64],
+    pub(super) sum_us: u64,
+}
+
+impl EncodeMetric for ConstDurations<'_> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let bounds = self.bounds_us.iter().map(|&us| Duration::from_micros(us).as_secs_f64()).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(self.counts.iter().copied()).collect();
+        let sum = Duration::from_micros(self.sum_us).as_secs_f64();
+        encoder.encode_histogram::<NoLabelSet>(sum, self.counts.iter().sum(), &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
 impl<const N: usize> TypedMetric for Durations<N> {
     const TYPE: MetricType = MetricType::Histogram;
 }

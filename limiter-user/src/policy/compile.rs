@@ -28,7 +28,7 @@ use self::{
     shape::Shape,
 };
 use super::{
-    Endpoints, Matching, Policy, PrefixSet, Rule, Scope,
+    Endpoints, FailurePolicy, Matching, Policy, PrefixSet, Rule, Scope,
     endpoints::Pattern,
     raw::{RawEndpoint, RawPacketRule, RawPolicy, RawRule},
 };
@@ -59,7 +59,7 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
     check_deny(&allowed, &deny);
     let plans = raw.plans.as_ref().map(Plans::read).unwrap_or_default();
     let overrides = Overrides::read(raw.overrides.as_ref());
-    let (endpoints, endpoint_names) = endpoints(raw.endpoints.as_ref());
+    let (endpoints, endpoint_names, endpoint_failures) = endpoints(raw.endpoints.as_ref());
     let mut ids = Names::new("a rule");
     let responses = Responses::read(raw.responses.as_ref());
     let mut names = RuleNames {
@@ -92,6 +92,7 @@ fn interpret(raw: &RawPolicy<'_>) -> Policy {
     Policy {
         rules,
         endpoints,
+        endpoint_failures,
         plans,
         plan_parents,
         attributes,
@@ -199,10 +200,11 @@ fn check_deny(allowed: &PrefixSet, deny: &[AclPrefix<'_>]) {
     }
 }
 
-/// Names of the groups; `None` for one whose name could not be read.
-fn endpoints(value: Option<&Value<'_>>) -> (Endpoints, Vec<Arc<str>>) {
+/// Names of the groups; an empty one for one that could not be read. And what each wants while counters cannot be shared.
+fn endpoints(value: Option<&Value<'_>>) -> (Endpoints, Vec<Arc<str>>, Vec<Option<FailurePolicy>>) {
     let mut taken = Names::new("an endpoint group");
     let mut groups = Vec::new();
+    let mut failures = Vec::new();
     for table in tables(value) {
         let raw = RawEndpoint::read(table);
         let name = taken.take(raw.name.as_ref(), &raw.place, "name");
@@ -214,6 +216,7 @@ fn endpoints(value: Option<&Value<'_>>) -> (Endpoints, Vec<Arc<str>>) {
         let elements = elements.unwrap_or_default();
         let patterns = elements.iter().filter_map(|element| element.parsed("a pattern", Pattern::parse)).collect();
         groups.push((name.unwrap_or_default(), patterns));
+        failures.push(raw.on_store_failure.as_ref().and_then(on_store_failure));
     }
     let names = groups.iter().map(|(name, _): &(Arc<str>, _)| name.clone()).collect();
     let endpoints = Endpoints::new(groups).unwrap_or_else(|error| {
@@ -222,7 +225,10 @@ fn endpoints(value: Option<&Value<'_>>) -> (Endpoints, Vec<Arc<str>>) {
         }
         Endpoints::default()
     });
-    (endpoints, names)
+    if failures.iter().all(Option::is_none) {
+        failures.clear();
+    }
+    (endpoints, names, failures)
 }
 
 /// What rules can name.
@@ -257,6 +263,10 @@ fn mode(value: Option<&Value<'_>>) -> EnforcementMode {
     const MODES: &[EnforcementMode] = &[EnforcementMode::Enforce, EnforcementMode::Shadow, EnforcementMode::Off];
     let words: Vec<_> = MODES.iter().map(|mode| (mode.as_str(), *mode)).collect();
     value.and_then(|value| value.one_of(&words)).unwrap_or(EnforcementMode::Enforce)
+}
+
+fn on_store_failure(value: &Value<'_>) -> Option<FailurePolicy> {
+    value.one_of(&FailurePolicy::ALL.iter().map(|policy| (policy.as_str(), *policy)).collect::<Vec<_>>())
 }
 
 /// `None` when the rule cannot stand; the mistakes are in the context.
@@ -294,6 +304,7 @@ fn rule(raw: &RawRule<'_>, names: &mut RuleNames<'_, '_>, ids: &mut Names) -> Op
         plans: limits.plans,
         overrides: limits.clients,
         cost,
+        on_store_failure: raw.on_store_failure.as_ref().and_then(on_store_failure).unwrap_or_default(),
         mode: mode(raw.mode.as_ref()),
         response,
         adaptive,

@@ -129,15 +129,30 @@ fn changed_fields(before: &Fields, after: &Fields) -> Vec<FieldChange> {
 
 fn written_down(policy: &Policy) -> BTreeMap<(Kind, String), Fields> {
     // A new part of a policy does not compile until it is decided how it is written down.
-    let Policy { rules, endpoints, plans, plan_parents, attributes: _, bypass, packet_rules, allow, deny, text: _ } =
-        policy;
+    let Policy {
+        rules,
+        endpoints,
+        endpoint_failures,
+        plans,
+        plan_parents,
+        attributes: _,
+        bypass,
+        packet_rules,
+        allow,
+        deny,
+        text: _,
+    } = policy;
     let mut all = BTreeMap::new();
     for rule in rules {
         all.insert((Kind::Rule, rule.id.to_string()), fields_of_rule(policy, rule));
     }
-    for (name, patterns) in endpoints.groups() {
+    for (index, (name, patterns)) in endpoints.groups().enumerate() {
         let match_ = sorted(patterns.iter().map(ToString::to_string));
-        all.insert((Kind::Endpoint, name.to_string()), Fields::from([("match".to_owned(), match_)]));
+        let mut fields = Fields::from([("match".to_owned(), match_)]);
+        if let Some(on_store_failure) = endpoint_failures.get(index).copied().flatten() {
+            fields.insert("on_store_failure".to_owned(), on_store_failure.as_str().to_owned());
+        }
+        all.insert((Kind::Endpoint, name.to_string()), fields);
     }
     for (index, plan) in plans.iter().enumerate() {
         let parent = plan_parents.get(index).copied().flatten().map(|parent| plans[parent].to_string());
@@ -176,6 +191,7 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
         plans,
         overrides,
         cost,
+        on_store_failure,
         mode,
         response,
         adaptive,
@@ -196,6 +212,7 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
             ("burst_factor", format!("{}.{:03}", thousandths / 1000, thousandths % 1000)),
             ("limit", limit_text(limit, *burst_factor)),
             ("cost", cost.to_string()),
+            ("on_store_failure", on_store_failure.as_str().to_owned()),
             ("mode", mode.as_str().to_owned()),
         ]
         .map(|(field, value)| (field.to_owned(), value)),

@@ -6,7 +6,7 @@ raw_table!(RawPolicy { allow, deny, endpoints, plans, overrides, responses, rule
 
 raw_table!(RawBypass in place { cidr, key_id, path });
 
-raw_table!(RawEndpoint in place { name, r#match });
+raw_table!(RawEndpoint in place { name, r#match, on_store_failure });
 
 raw_table!(RawPlan { description, inherits });
 
@@ -14,8 +14,8 @@ raw_table!(RawOverride in place { client, rule, limit });
 
 raw_table!(RawRule in place {
     id, scope, endpoint, r#match, limit, plans, window, algorithm, burst_factor, burst, max_delay, cost, precision, mode,
-    response, adaptive;
-    later on_store_failure, region
+    response, adaptive, on_store_failure;
+    later region
 });
 
 raw_table!(RawResponse in place { status, content_type, body, headers });

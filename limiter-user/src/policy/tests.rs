@@ -401,7 +401,14 @@ fn bad_policies_are_refused_with_line_and_key() {
             "7: rules[0].limit: an exhausted bucket would take more than 104 days to fill: use sliding_window",
         ),
         (limit("precision = \"strict\""), "8: rules[0].precision: \"strict\" is not available in this version"),
-        (limit("on_store_failure = \"open\""), "8: rules[0].on_store_failure: is not available in this version"),
+        (
+            limit("on_store_failure = \"shut\""),
+            "8: rules[0].on_store_failure: \"shut\" is not one of \"open\", \"local\", \"closed\"",
+        ),
+        (
+            "[[endpoints]]\nname = \"e\"\nmatch = [\"/a\"]\non_store_failure = 1".to_owned(),
+            "4: endpoints[0].on_store_failure: is not a word",
+        ),
         (limit("region = \"home\""), "8: rules[0].region: is not available in this version"),
         (limit("mode = \"dry\""), "8: rules[0].mode: \"dry\" is not one of \"enforce\", \"shadow\", \"off\""),
         (

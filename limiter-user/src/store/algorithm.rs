@@ -209,6 +209,16 @@ impl Algorithm {
         }
     }
 
+    /// Units that count as used. Of a bucket 0: it has no window that they would be counted in.
+    pub fn used(&self, view: View, now_us: u64) -> u64 {
+        match (self, view) {
+            (Self::SlidingWindow(window), View::Windows(counts)) => window.estimate(&counts, now_us),
+            (Self::FixedWindow(_), View::Windows(counts)) => counts.current,
+            (Self::SlidingLog(_), View::Log { used, .. }) => used,
+            (_, View::Windows(_) | View::Bucket { .. } | View::Log { .. }) => 0,
+        }
+    }
+
     #[inline]
     pub fn remaining(&self, view: View, now_us: u64) -> u64 {
         match (self, view) {

@@ -151,6 +151,26 @@ impl Counter {
         }
     }
 
+    /// The same, of this node's own admissions alone, which may be `most`. `None` where they are not known apart.
+    pub(super) fn peek_own(&self, algorithm: &Algorithm, now_us: u64, need: u64, most: u64) -> Option<View> {
+        match (&self.state, algorithm.kind()) {
+            (State::Windows { .. }, Kind::Windows) => {
+                let mut counter = self.clone();
+                counter.move_to(algorithm, now_us);
+                let State::Windows { counts, .. } = counter.state else { return None };
+                Some(View::Windows(counts.own_counts()))
+            }
+            (State::Log { tag, log, .. }, Kind::Log(window)) => {
+                let window = Window { ceiling: most, ..*window };
+                let own = || log.admissions_of(*tag);
+                let used = sliding_log::used(&window, own(), now_us);
+                let wait_us = sliding_log::wait_us(&window, used, own(), now_us, need);
+                Some(View::Log { used, wait_us, reset_us: log.expires_us(window.window_us).max(now_us) })
+            }
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => None,
+        }
+    }
+
     /// Moves the counter to `now_us`, and to the algorithm and window that its rule has by now. Returns how much of this
     /// node's own counts was never confirmed and weighs nothing any more, but somebody may want to know.
     ///

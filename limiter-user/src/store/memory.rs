@@ -12,6 +12,7 @@ use std::{
 use limiter_common::time::UnixMicros;
 use parking_lot::{Mutex, MutexGuard};
 
+pub use self::own::OwnPart;
 use self::{index::KeyHash, shard::Shard};
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
@@ -21,6 +22,7 @@ use crate::clock::Clock;
 
 mod decide;
 mod index;
+mod own;
 mod shard;
 #[cfg(test)]
 mod tests;

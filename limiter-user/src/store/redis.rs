@@ -7,7 +7,7 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -16,13 +16,17 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 
 pub use self::{
     access::{Certificates, RedisConfig, RedisConfigError, Topology},
+    breakers::BreakerCounts,
     calls::{CallStats, DURATION_BOUNDS_US},
     examine::{Examination, ServerFacts, examine_now},
+    heartbeat::Heard,
     key::redis_key,
     keys::{KeyChange, KeyCondition, KeyPage, KeyRefusal, MergedKey, RedisKeys, StoredKey},
+    outage::Shard,
     script::SyncReply,
 };
 use self::{
+    breakers::Breakers,
     calls::Calls,
     cluster::{Call, Cluster, Exchange},
     connection::{Connection, Route},
@@ -34,12 +38,15 @@ use super::{At, Cell, CellOutcome, Charge, Store, StoreError, counter::OwnTotals
 use crate::clock::Stopwatch;
 
 mod access;
+mod breakers;
 mod calls;
 mod cluster;
 mod connection;
 mod examine;
+mod heartbeat;
 mod key;
 mod keys;
+mod outage;
 mod script;
 mod sentinel;
 mod slot;
@@ -52,8 +59,8 @@ pub const ACL_RULES: &str = "~rl:* +evalsha +script|load +get +set +pttl +pexpir
 /// What a user needs in addition where API keys are in Redis.
 pub const KEY_STORE_ACL_RULES: &str = "+@hash +@sortedset";
 
-/// Whose clock a cluster goes by: that of the node that has this slot.
-const CLOCK_SLOT: u16 = 0;
+/// Whose clock a cluster goes by: that of the node that has this slot, in which heartbeats are.
+const CLOCK_SLOT: u16 = 9928;
 
 /// Cheap to clone; all clones share their connections.
 #[derive(Clone, Debug)]
@@ -67,7 +74,11 @@ struct Shared {
     timeout: Duration,
     decide: Script,
     sync: Script,
+    heartbeat: Script,
+    probe: Script,
     calls: Calls,
+    breakers: Arc<Breakers>,
+    live_nodes: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -82,7 +93,8 @@ impl RedisStore {
         let refused = |error: redis::RedisError| RedisConfigError { reason: error.to_string() };
         let access = config.access()?;
         let generations = Arc::new(AtomicU64::new(0));
-        let one = |route| Connection::new(route, config.connect_timeout, Arc::clone(&generations));
+        let breakers = Breakers::new(config.breaker);
+        let one = |route| Connection::new(route, config.connect_timeout, Arc::clone(&generations), &breakers);
         let servers = match &config.topology {
             Topology::Standalone => Servers::One(one(Route::to(&access).map_err(refused)?)),
             Topology::Sentinel { service } => {
@@ -91,7 +103,13 @@ impl RedisStore {
             }
             Topology::Cluster => {
                 let seeds = config.access_to_each()?;
-                Servers::Cluster(Cluster::new(access, &seeds, config.connect_timeout, Arc::clone(&generations)))
+                Servers::Cluster(Cluster::new(
+                    access,
+                    &seeds,
+                    config.connect_timeout,
+                    Arc::clone(&generations),
+                    &breakers,
+                ))
             }
         };
         let name = match &servers {
@@ -105,7 +123,11 @@ impl RedisStore {
             timeout: config.timeout,
             decide: Script::decide(),
             sync: Script::sync(),
+            heartbeat: Script::heartbeat(),
+            probe: Script::probe(),
             calls: Calls::default(),
+            breakers,
+            live_nodes: AtomicU32::new(1),
         })))
     }
 
@@ -116,6 +138,10 @@ impl RedisStore {
 
     pub fn calls(&self) -> CallStats {
         self.0.calls.snapshot()
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.0.servers, Servers::Cluster(_))
     }
 
     /// Changes with every new connection.
@@ -155,11 +181,28 @@ impl RedisStore {
     pub async fn time_us(&self, deadline: Duration) -> Result<u64, StoreError> {
         const OPERATION: &str = "ask the time";
         let reply = self.single(OPERATION, redis::cmd("TIME"), deadline).await?;
-        let misfit = |reason: String| self.bad_reply(OPERATION, reason);
+        self.time_of(OPERATION, reply)
+    }
+
+    fn time_of(&self, operation: &'static str, reply: Value) -> Result<u64, StoreError> {
+        let misfit = |reason: String| self.bad_reply(operation, reason);
         let (seconds, micros): (u64, u64) =
             redis::from_redis_value(reply).map_err(|error| misfit(error.to_string()))?;
         let us = seconds.checked_mul(1_000_000).and_then(|us| us.checked_add(micros));
         us.ok_or_else(|| misfit(format!("{seconds} seconds")))
+    }
+
+    /// The clock of any node of a cluster, while the one that counts does not answer.
+    pub(super) async fn any_time_us(&self, deadline: Duration) -> Result<u64, StoreError> {
+        const OPERATION: &str = "ask the time";
+        let mut result = Err(self.bad_reply(OPERATION, "there are no nodes".to_owned()));
+        for node in self.nodes(OPERATION, deadline).await? {
+            result = self.single_to(OPERATION, &node, redis::cmd("TIME"), deadline).await;
+            if result.is_ok() {
+                break;
+            }
+        }
+        self.time_of(OPERATION, result?)
     }
 
     /// Which runs of which servers these are; nothing of one that does not tell (`INFO` may be forbidden).
@@ -241,7 +284,7 @@ impl RedisStore {
         deadline: Duration,
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let watch = Stopwatch::start();
-        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls };
+        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, guarded: true };
         let result = match &self.0.servers {
             Servers::One(connection) => {
                 let mut pipeline = Pipeline::with_capacity(calls.len());
@@ -290,6 +333,19 @@ struct ScriptCalls<'a> {
     /// Since the deadline began.
     watch: Stopwatch,
     calls: &'a Calls,
+    /// Whether a server that fails is left alone. A probe is made in spite of that.
+    guarded: bool,
+}
+
+impl ScriptCalls<'_> {
+    async fn send(&self, node: &Arc<Connection>, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>, StoreError> {
+        let left = self.deadline.saturating_sub(self.watch.elapsed());
+        if self.guarded {
+            node.send(self.operation, pipeline, left).await
+        } else {
+            node.send_anyway(self.operation, pipeline, left).await
+        }
+    }
 }
 
 impl Exchange for ScriptCalls<'_> {
@@ -298,18 +354,17 @@ impl Exchange for ScriptCalls<'_> {
         node: &Arc<Connection>,
         pipeline: &Pipeline,
     ) -> Result<Vec<RedisResult<Value>>, StoreError> {
-        let left = || self.deadline.saturating_sub(self.watch.elapsed());
         let count = pipeline.len();
-        let mut replies = node.send(self.operation, pipeline, left()).await?;
+        let mut replies = self.send(node, pipeline).await?;
         if replies.iter().any(is_noscript) {
             self.calls.script_loaded();
             let script = self.script.name;
             tracing::debug!(target: "limiter::store", script, "redis does not know the script, loading it");
             let mut load = Pipeline::with_capacity(1);
             load.ignore_errors().add_command(self.script.load());
-            let loaded = node.send(self.operation, &load, left()).await?;
+            let loaded = self.send(node, &load).await?;
             only(self.operation, node, loaded)?;
-            replies = node.send(self.operation, pipeline, left()).await?;
+            replies = self.send(node, pipeline).await?;
         }
         if replies.len() == count {
             Ok(replies)

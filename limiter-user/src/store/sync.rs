@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use self::offset::OffsetBounds;
+use self::{live_nodes::LiveNodes, offset::OffsetBounds};
 use super::{
     StoreError,
     counter::{OwnState, OwnTotals},
@@ -22,6 +22,7 @@ use super::{
 };
 use crate::clock::{Clock, SharedClock, Stopwatch};
 
+mod live_nodes;
 mod offset;
 
 /// Changes of the clock's offset from here on are counted and logged.
@@ -35,8 +36,8 @@ pub struct SyncConfig {
     pub batch: usize,
     /// How long one pipeline may take. Longer than a request would wait: nobody waits for it.
     pub batch_deadline: Duration,
-    /// With nothing to send, the time between two questions for Redis' clock.
-    pub idle: Duration,
+    /// Between two times that this node says that it is alive, and asks for Redis' clock and the other nodes.
+    pub heartbeat: Duration,
 }
 
 impl Default for SyncConfig {
@@ -45,7 +46,7 @@ impl Default for SyncConfig {
             interval: Duration::from_millis(50),
             batch: 512,
             batch_deadline: Duration::from_millis(100),
-            idle: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(1),
         }
     }
 }
@@ -134,6 +135,7 @@ pub struct SyncWorker {
     status: SyncStatus,
     server: Server,
     clock_is_set: bool,
+    nodes: LiveNodes,
     batch: Vec<OwnTotals>,
     /// Counters still to be sent of a refill, while losses say nothing new.
     refilling: usize,
@@ -158,9 +160,17 @@ impl SyncWorker {
             status: SyncStatus::default(),
             server: Server::default(),
             clock_is_set: false,
+            nodes: LiveNodes::new("", config.heartbeat),
             batch: Vec::new(),
             refilling: 0,
         }
+    }
+
+    /// What the node is called where others see it.
+    #[must_use]
+    pub fn of_node(mut self, name: &str) -> Self {
+        self.nodes = LiveNodes::new(name, self.config.heartbeat);
+        self
     }
 
     pub fn status(&self) -> SyncStatus {
@@ -185,7 +195,11 @@ impl SyncWorker {
                 () = self.round() => {}
             }
         }
-        self.flush(Duration::from_secs(1)).await;
+        if self.flush(Duration::from_secs(1)).await {
+            // Who stays does not reckon with this node any more. Where this does not arrive, its time runs out.
+            let left = self.redis.beat(self.nodes.name(), Duration::ZERO, self.config.batch_deadline).await;
+            tracing::debug!(target: "limiter::store", heard = left.is_ok(), "left the other nodes");
+        }
     }
 
     /// Sends what is queued, for at most `deadline`. Returns whether everything was confirmed.
@@ -218,16 +232,19 @@ impl SyncWorker {
     }
 
     async fn exchange(&mut self) -> Result<(), StoreError> {
-        let (state, idle) = {
-            let progress = self.status.0.lock();
-            let idle = progress.last_success.is_none_or(|last| last.elapsed() >= self.config.idle);
-            (progress.stats.state, idle)
-        };
-        // Before the first totals, whose windows are Redis'; and while Redis is away, since a probe costs less than a
-        // batch.
-        let asks = !self.clock_is_set || state != SyncState::Connected || idle;
-        if asks {
-            self.ask_time().await?;
+        let state = self.status.0.lock().stats.state;
+        self.redis.probe(self.config.batch_deadline).await;
+        // Before the first totals, whose windows are Redis'; and while Redis is away, since this costs less than a batch.
+        let asks = !self.clock_is_set || state != SyncState::Connected || self.nodes.is_due();
+        let heard = if asks { self.beat().await } else { Ok(()) };
+        if heard.is_err() {
+            if !self.redis.is_cluster() {
+                return heard;
+            }
+            // Others have counters as well.
+            if !self.clock_is_set {
+                self.ask_any_time().await?;
+            }
         }
         if self.redis.generation() != self.server.generation {
             self.meet_server().await;
@@ -244,19 +261,32 @@ impl SyncWorker {
             self.send_batch().await?;
         }
         // Only now: a Redis that tells the time and takes no counts (full, read-only) is none to share with.
+        heard?;
         if asks {
             self.answered();
         }
         Ok(())
     }
 
-    async fn ask_time(&mut self) -> Result<(), StoreError> {
+    async fn beat(&mut self) -> Result<(), StoreError> {
         let start = self.clock.local();
-        let now_us = self.redis.time_us(self.config.batch_deadline).await?;
+        let heard = self.redis.beat(self.nodes.name(), self.nodes.lasts(), self.config.batch_deadline).await?;
+        self.redis.set_live_nodes(self.nodes.heard(heard.live_nodes));
+        self.take_time(heard.now_us, start);
+        Ok(())
+    }
+
+    async fn ask_any_time(&mut self) -> Result<(), StoreError> {
+        let start = self.clock.local();
+        let now_us = self.redis.any_time_us(self.config.batch_deadline).await?;
+        self.take_time(now_us, start);
+        Ok(())
+    }
+
+    fn take_time(&mut self, now_us: u64, start: UnixMicros) {
         let mut bounds = OffsetBounds::default();
         bounds.narrow(now_us, start, self.clock.local());
         self.set_clock(&bounds);
-        Ok(())
     }
 
     /// A new connection may lead to a server that knows nothing: one that was restarted, or another one.
@@ -335,7 +365,7 @@ impl SyncWorker {
             }
             None => {}
         }
-        self.answered();
+        self.status.0.lock().last_success = Some(Stopwatch::start());
         // One key may have been evicted; many at once were flushed. What is sent again says nothing new.
         if !refilling && seen.lost > 0 && seen.lost * 2 >= seen.known {
             self.refill("redis has lost counters");

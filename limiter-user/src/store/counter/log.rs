@@ -37,6 +37,12 @@ impl LogState {
         self.entries.iter().map(|entry| Admission { at_us: entry.admission.at_us, cost: entry.admission.cost })
     }
 
+    /// Those that this tag names.
+    pub(super) fn admissions_of(&self, tag: u32) -> impl Iterator<Item = Admission> {
+        let own = self.entries.iter().filter(move |entry| entry.admission.tag == tag);
+        own.map(|entry| Admission { at_us: entry.admission.at_us, cost: entry.admission.cost })
+    }
+
     /// Forgets what does not count any more. What lies further ahead than a window was never true, and counts from now.
     pub(super) fn move_to(&mut self, window: &Window, now_us: u64) -> u64 {
         let mut late = 0;

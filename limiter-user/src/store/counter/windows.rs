@@ -60,6 +60,11 @@ impl WindowState {
         }
     }
 
+    /// Those of this node alone.
+    pub(super) const fn own_counts(&self) -> Counts {
+        Counts { index: self.index, previous: self.own.previous, current: self.own.current }
+    }
+
     /// Moves to the window that `now_us` is in.
     ///
     /// A clock that is one window behind leaves the counter in its window ([`Counts::at`]). One that is further behind has

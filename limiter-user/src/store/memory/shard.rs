@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    MemoryStats,
+    MemoryStats, OwnPart,
     index::{Index, KeyHash},
 };
 use crate::store::{
@@ -243,6 +243,23 @@ impl Shard {
         let view = counter.view(algorithm, now_us, need);
         self.count_late(late);
         view
+    }
+
+    /// See [`super::MemoryStore::own_part`].
+    pub(super) fn own_part(
+        &self,
+        slot: Option<SlotIndex>,
+        algorithm: &Algorithm,
+        now_us: u64,
+        need: u64,
+        most: u64,
+    ) -> OwnPart {
+        let Some(counter) = slot.and_then(|slot| self.counter(slot)) else {
+            let unused = algorithm.unused(now_us);
+            return OwnPart { all: unused, own: unused };
+        };
+        let all = counter.peek(algorithm, now_us, need);
+        OwnPart { all, own: counter.peek_own(algorithm, now_us, need, most).unwrap_or(all) }
     }
 
     /// The counter must have been moved to the request.

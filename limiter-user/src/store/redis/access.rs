@@ -6,7 +6,7 @@ use redis::{
     Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult, TlsCertificates,
 };
 
-use crate::config::Secret;
+use crate::{config::Secret, store::breaker::BreakerConfig};
 
 /// How to reach Redis.
 #[derive(Clone)]
@@ -24,6 +24,8 @@ pub struct RedisConfig {
     pub timeout: Duration,
     /// How long an attempt to connect may take. No call waits for it longer than its own time.
     pub connect_timeout: Duration,
+    /// When a server that fails is left alone; `None`: never, since nobody would probe it.
+    pub breaker: Option<BreakerConfig>,
 }
 
 /// What stands behind the addresses.
@@ -76,6 +78,7 @@ impl RedisConfig {
             certificates: Certificates::default(),
             timeout: Duration::from_millis(5),
             connect_timeout: Duration::from_secs(1),
+            breaker: None,
         }
     }
 
@@ -139,6 +142,7 @@ impl std::fmt::Debug for RedisConfig {
             .field("certificates", &self.certificates)
             .field("timeout", &self.timeout)
             .field("connect_timeout", &self.connect_timeout)
+            .field("breaker", &self.breaker)
             .finish()
     }
 }

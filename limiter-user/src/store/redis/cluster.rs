@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    ops::RangeInclusive,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -16,13 +17,19 @@ use tokio::sync::watch;
 
 use super::{
     access::Access,
+    breakers::{Breakers, ServerBreaker},
     connection::{Connection, Route},
     slot::SLOTS,
 };
-use crate::{clock::Stopwatch, store::StoreError};
+use crate::{
+    clock::Stopwatch,
+    store::{StoreError, breaker::BreakerState},
+};
 
 /// Between two looks at who has which slot, whatever goes wrong.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// The same, of a node that is left alone.
+const BETWEEN_LOOKS_FOR_SUCCESSORS: Duration = Duration::from_secs(1);
 /// How often one call follows slots that move.
 const MAX_REDIRECTIONS: usize = 4;
 /// Before a call is repeated whose keys are on their way.
@@ -38,6 +45,9 @@ pub(super) struct Cluster {
     inner: Mutex<Inner>,
     looking: AtomicBool,
     changed: watch::Sender<()>,
+    breakers: Arc<Breakers>,
+    /// Of the cluster as a whole, as long as nobody is known who has slots.
+    breaker: ServerBreaker,
 }
 
 #[derive(Default)]
@@ -87,21 +97,40 @@ impl Cluster {
         seeds: &[Access],
         connect_timeout: Duration,
         generations: Arc<AtomicU64>,
+        breakers: &Arc<Breakers>,
     ) -> Arc<Self> {
+        let seeds: Vec<Address> = seeds.iter().filter_map(Access::host_and_port).collect();
         Arc::new(Self {
             access,
-            seeds: seeds.iter().filter_map(Access::host_and_port).collect(),
+            breaker: ServerBreaker::new(name_of(&seeds), breakers),
+            seeds,
             connect_timeout,
             generations,
             inner: Mutex::default(),
             looking: AtomicBool::new(false),
             changed: watch::Sender::new(()),
+            breakers: Arc::clone(breakers),
         })
     }
 
     pub(super) fn name(&self) -> String {
-        let seeds: Vec<_> = self.seeds.iter().map(|(host, port)| format!("{host}:{port}")).collect();
-        format!("the cluster of {}", seeds.join(", "))
+        name_of(&self.seeds)
+    }
+
+    pub(super) fn breaker(&self) -> &ServerBreaker {
+        &self.breaker
+    }
+
+    /// The slots of each node, as far as is known now. Nobody is asked.
+    pub(super) fn known(&self) -> Vec<(Arc<Connection>, RangeInclusive<u16>)> {
+        let ranges = Arc::clone(&self.inner.lock().ranges);
+        ranges.iter().map(|range| (Arc::clone(&range.connection), range.first..=range.last)).collect()
+    }
+
+    /// The node that has the slot, as far as is known now; `None` in `Some` if that is nobody, and `None` if nothing is known.
+    pub(super) fn known_node(&self, slot: u16) -> Option<Option<Arc<Connection>>> {
+        let ranges = Arc::clone(&self.inner.lock().ranges);
+        (!ranges.is_empty()).then(|| find(&ranges, slot))
     }
 
     /// Whether one node has both slots, as far as is known.
@@ -171,7 +200,7 @@ impl Cluster {
                     Ok(replies) => replies,
                     Err(error) => {
                         // It may have a successor.
-                        self.look_again();
+                        self.look_for_successor(&group[0].connection);
                         for target in group {
                             answers[target.call] = Some(Err(error.clone()));
                         }
@@ -232,12 +261,38 @@ impl Cluster {
             return Ok(Arc::clone(connection));
         }
         let route = Route::Server(Box::new(self.access.client(&address.0, address.1)?));
-        let connection = Connection::new(route, self.connect_timeout, Arc::clone(&self.generations));
+        let connection = Connection::new(route, self.connect_timeout, Arc::clone(&self.generations), &self.breakers);
         Ok(Arc::clone(self.inner.lock().connections.entry(address).or_insert(connection)))
     }
 
-    /// Who has which slot; waits while nothing is known yet.
+    /// Who has which slot; waits while nothing is known yet, unless nothing has been found for long.
     async fn ranges(self: &Arc<Self>, operation: &'static str, deadline: Duration) -> Result<Arc<[Range]>, StoreError> {
+        {
+            let inner = self.inner.lock();
+            if !inner.ranges.is_empty() {
+                return Ok(Arc::clone(&inner.ranges));
+            }
+        }
+        self.breaker.admit(operation)?;
+        let result = self.find_ranges(operation, deadline).await;
+        if let Err(error) = &result {
+            self.breaker.failed(|| error.reason().to_owned());
+        }
+        result
+    }
+
+    /// Asks for the slots of a cluster that is left alone, if it is time for that.
+    pub(super) async fn probe(self: &Arc<Self>, operation: &'static str, deadline: Duration) {
+        if let Some(probe) = self.breaker.begin_probe() {
+            probe.ended(&self.find_ranges(operation, deadline).await);
+        }
+    }
+
+    async fn find_ranges(
+        self: &Arc<Self>,
+        operation: &'static str,
+        deadline: Duration,
+    ) -> Result<Arc<[Range]>, StoreError> {
         let mut changed = self.changed.subscribe();
         let known = async {
             loop {
@@ -268,12 +323,22 @@ impl Cluster {
         }
     }
 
+    /// A node that is left alone may stay away for long.
+    fn look_for_successor(self: &Arc<Self>, of: &Connection) {
+        let is_left_alone = of.breaker().state() != BreakerState::Closed;
+        self.look_unless_within(if is_left_alone { BETWEEN_LOOKS_FOR_SUCCESSORS } else { BETWEEN_LOOKS });
+    }
+
+    fn look_again(self: &Arc<Self>) -> bool {
+        self.look_unless_within(BETWEEN_LOOKS)
+    }
+
     /// Starts a look at who has which slot, unless there is one or was one just now. Nobody waits for it who knows where
     /// to go.
-    fn look_again(self: &Arc<Self>) -> bool {
+    fn look_unless_within(self: &Arc<Self>, since_last: Duration) -> bool {
         {
             let inner = self.inner.lock();
-            if inner.looked.is_some_and(|looked| looked.elapsed() < BETWEEN_LOOKS) {
+            if inner.looked.is_some_and(|looked| looked.elapsed() < since_last) {
                 return false;
             }
         }
@@ -289,6 +354,7 @@ impl Cluster {
                 inner.looked = Some(Stopwatch::start());
                 match seen {
                     Ok(ranges) => {
+                        cluster.breaker.hasten();
                         inner.reason = None;
                         // A connection that leads to no primary ends with the last call on it.
                         inner.connections.retain(|_, connection| {
@@ -307,15 +373,22 @@ impl Cluster {
     /// Asks one node after the other: those that are known, and then those of the configuration.
     async fn look(&self) -> Result<Vec<Range>, String> {
         const OPERATION: &str = "ask who has which slot";
-        let known: Vec<Address> = self.inner.lock().connections.keys().cloned().collect();
+        // Those that are left alone come last: the others know their successors.
+        let known: Vec<(Address, bool)> = {
+            let is_left_alone = |node: &Connection| node.breaker().state() != BreakerState::Closed;
+            let inner = self.inner.lock();
+            inner.connections.iter().map(|(address, node)| (address.clone(), is_left_alone(node))).collect()
+        };
+        let (failing, known): (Vec<_>, Vec<_>) = known.iter().partition(|(_, is_left_alone)| *is_left_alone);
+        let known = known.into_iter().chain(failing).map(|(address, _)| address);
         let mut reasons = Vec::new();
-        for address in known.iter().chain(&self.seeds) {
+        for address in known.chain(&self.seeds) {
             let node = self.connection(address.clone()).map_err(|error| error.to_string())?;
             let mut question = Pipeline::with_capacity(1);
             let mut slots = redis::cmd("CLUSTER");
             slots.arg("SLOTS");
             question.ignore_errors().add_command(slots);
-            let answer = match node.send(OPERATION, &question, self.connect_timeout).await {
+            let answer = match node.send_anyway(OPERATION, &question, self.connect_timeout).await {
                 Ok(answers) => answers.into_iter().next().unwrap_or(Ok(Value::Nil)),
                 Err(error) => {
                     reasons.push(error.to_string());
@@ -379,6 +452,11 @@ impl Drop for Looking<'_> {
         self.0.looking.store(false, Ordering::Release);
         self.0.changed.send_replace(());
     }
+}
+
+fn name_of(seeds: &[Address]) -> String {
+    let seeds: Vec<_> = seeds.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+    format!("the cluster of {}", seeds.join(", "))
 }
 
 fn find(ranges: &[Range], slot: u16) -> Option<Arc<Connection>> {

@@ -19,7 +19,11 @@ use redis::{
 };
 use tokio::sync::watch;
 
-use super::{access::Access, sentinel::Sentinels};
+use super::{
+    access::Access,
+    breakers::{Breakers, ServerBreaker},
+    sentinel::Sentinels,
+};
 use crate::{clock::Stopwatch, store::StoreError};
 
 /// Between attempts: doubled after each failure in a row, with up to half of it taken off at random.
@@ -74,6 +78,7 @@ pub(super) struct Connection {
     inner: Mutex<Inner>,
     changed: watch::Sender<()>,
     timeouts: AtomicU32,
+    breaker: ServerBreaker,
 }
 
 struct Inner {
@@ -86,8 +91,14 @@ struct Inner {
 }
 
 impl Connection {
-    pub(super) fn new(route: Route, connect_timeout: Duration, generations: Arc<AtomicU64>) -> Arc<Self> {
+    pub(super) fn new(
+        route: Route,
+        connect_timeout: Duration,
+        generations: Arc<AtomicU64>,
+        breakers: &Arc<Breakers>,
+    ) -> Arc<Self> {
         let name = route.name();
+        let breaker = ServerBreaker::new(name.clone(), breakers);
         let waiting =
             State::Waiting { since: Stopwatch::start(), wait: Duration::ZERO, reason: "not connected yet".to_owned() };
         Arc::new(Self {
@@ -98,15 +109,44 @@ impl Connection {
             inner: Mutex::new(Inner { state: waiting, generation: 0, failures: 0, silent: Stopwatch::start() }),
             changed: watch::Sender::new(()),
             timeouts: AtomicU32::new(0),
+            breaker,
         })
+    }
+
+    pub(super) fn breaker(&self) -> &ServerBreaker {
+        &self.breaker
     }
 
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sends a pipeline and waits for all of its replies, at most for `deadline`, connecting included.
+    /// Sends a pipeline and waits for all of its replies, at most for `deadline`, connecting included. A server that fails
+    /// is left alone.
     pub(super) async fn send(
+        self: &Arc<Self>,
+        operation: &'static str,
+        pipeline: &Pipeline,
+        deadline: Duration,
+    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+        self.breaker.admit(operation)?;
+        let result = self.send_anyway(operation, pipeline, deadline).await;
+        match &result {
+            Err(error) => self.breaker.failed(|| error.reason().to_owned()),
+            Ok(replies) => {
+                let is_failure = |reply: &RedisResult<Value>| reply.as_ref().is_err_and(is_unable);
+                if let Some(Err(error)) = replies.first()
+                    && replies.iter().all(is_failure)
+                {
+                    self.breaker.failed(|| error.to_string());
+                }
+            }
+        }
+        result
+    }
+
+    /// The same, whatever became of the calls before.
+    pub(super) async fn send_anyway(
         self: &Arc<Self>,
         operation: &'static str,
         pipeline: &Pipeline,
@@ -165,6 +205,21 @@ impl Connection {
         }
     }
 
+    /// The next call finds out anew how the server is: it waits for no attempt that is due later, and does not rely on a
+    /// connection that has been silent for long.
+    pub(super) fn renew(&self) {
+        let mut inner = self.inner.lock();
+        let is_silent = inner.silent.elapsed() >= self.connect_timeout;
+        match &mut inner.state {
+            State::Waiting { wait, .. } => *wait = Duration::ZERO,
+            State::Ready(_) if is_silent => {
+                let reason = "no answers".to_owned();
+                inner.state = State::Waiting { since: Stopwatch::start(), wait: Duration::ZERO, reason };
+            }
+            State::Ready(_) | State::Connecting => {}
+        }
+    }
+
     async fn attempt(&self) {
         // A task that is dropped in the middle must not leave `Connecting` behind for ever.
         let mut unfinished = Unfinished { connection: self, done: false };
@@ -189,6 +244,9 @@ impl Connection {
                     inner.generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
                     inner.silent = Stopwatch::start();
                     inner.state = State::Ready(connection);
+                    drop(inner);
+                    // The call that wanted it may not have waited so long.
+                    self.breaker.hasten();
                 }
                 Err(reason) => inner.wait(reason),
             }
@@ -290,6 +348,31 @@ fn is_of_server(error: &RedisError) -> bool {
         error.kind(),
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) | ErrorKind::AuthenticationFailed
     ) || error.code() == Some("NOAUTH")
+}
+
+/// Whether the server can do nothing for anybody, whatever the call was.
+fn is_unable(error: &RedisError) -> bool {
+    const CODES: &[&str] = &[
+        "LOADING",
+        "MASTERDOWN",
+        "READONLY",
+        "CLUSTERDOWN",
+        "NOAUTH",
+        "WRONGPASS",
+        "NOPERM",
+        "OOM",
+        "BUSY",
+        "NOREPLICAS",
+        "MISCONF",
+    ];
+    let is_known = error.code().is_some_and(|code| CODES.contains(&code));
+    is_known || error.kind() == ErrorKind::AuthenticationFailed || is_unable_by_text(&error.to_string())
+}
+
+/// Before version 7, Redis hides in a script's error what hindered a command of it.
+fn is_unable_by_text(reason: &str) -> bool {
+    is_unauthenticated(reason)
+        || ["-OOM ", "-READONLY ", "-NOREPLICAS ", "-MISCONF "].iter().any(|code| reason.contains(code))
 }
 
 /// What Redis says to a call of more than ten words before it knows who calls; to a shorter one it says NOAUTH.

@@ -8,39 +8,47 @@
 
 use std::{fmt::Write as _, net::IpAddr};
 
-use crate::store::{ApiKeyId, CounterKey, Identity, SessionId};
+use crate::store::{ApiKeyId, CounterKey, IdentityRef, SessionId};
 
 /// Names of the key store: its entries, the order of their changes, and what is known of the whole. The tag has no colon, so
 /// no counter shares it. They have no time to live: a key is valid until somebody ends it.
 pub(super) const KEY_STORE: [&str; 3] = ["rl:{keys}:entries", "rl:{keys}:order", "rl:{keys}:meta"];
 
+/// Where all nodes of a fleet say that they are alive. Its tag has no colon either.
+pub(super) const LIVE_NODES: &str = "rl:{nodes}:live";
+
 /// Name of a counter.
 pub fn redis_key(key: &CounterKey) -> String {
     let mut name = String::with_capacity(64);
     name.push_str("rl:{");
-    name.push_str(key.identity.scope_name());
-    name.push(':');
-    match &key.identity {
-        Identity::User(user) => push_encoded(&mut name, user),
-        Identity::Key(ApiKeyId(hash)) | Identity::Session(SessionId(hash)) => {
-            for byte in hash {
-                push_hex(&mut name, *byte);
-            }
-        }
-        // Text form; the colons of IPv6 are inside the braces and end nothing.
-        Identity::Ip(ip) => push_ip(&mut name, ip),
-        Identity::Global => name.push_str("all"),
-        // The name of an attribute needs no encoding, and its value has no colon once it is encoded.
-        Identity::Attribute(attribute) => {
-            let (attribute, value) = attribute.split_once(':').unwrap_or((attribute, ""));
-            push_encoded(&mut name, attribute);
-            name.push(':');
-            push_encoded(&mut name, value);
-        }
-    }
+    push_tag(&mut name, &key.identity.borrowed());
     name.push_str("}:");
     push_encoded(&mut name, &key.rule);
     name
+}
+
+/// What is between the braces: it says which slot the counters of an identity are in.
+pub(super) fn push_tag(name: &mut String, identity: &IdentityRef<'_>) {
+    name.push_str(identity.scope_name());
+    name.push(':');
+    match identity {
+        IdentityRef::User(user) => push_encoded(name, user),
+        IdentityRef::Key(ApiKeyId(hash)) | IdentityRef::Session(SessionId(hash)) => {
+            for byte in hash {
+                push_hex(name, *byte);
+            }
+        }
+        // Text form; the colons of IPv6 are inside the braces and end nothing.
+        IdentityRef::Ip(ip) => push_ip(name, ip),
+        IdentityRef::Global => name.push_str("all"),
+        // The name of an attribute needs no encoding, and its value has no colon once it is encoded.
+        IdentityRef::Attribute(attribute) => {
+            let (attribute, value) = attribute.split_once(':').unwrap_or((attribute, ""));
+            push_encoded(name, attribute);
+            name.push(':');
+            push_encoded(name, value);
+        }
+    }
 }
 
 /// Percent-encodes every byte but `A-Z a-z 0-9 _ . - @ + = ~`.
@@ -78,6 +86,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store::Identity;
 
     fn name(identity: Identity, rule: &str) -> String {
         redis_key(&CounterKey { identity, rule: rule.into() })
@@ -131,7 +140,8 @@ mod tests {
                 // The hash tag is what is between the first `{` and the first `}` after it.
                 let tag = name.split_once('{').unwrap().1.split_once('}').unwrap().0;
                 prop_assert!(tag.starts_with(key.identity.scope_name()), "{name}");
-                prop_assert!(KEY_STORE.iter().all(|other| !other.contains(&format!("{{{tag}}}"))), "{name}");
+                let others = KEY_STORE.iter().chain([&LIVE_NODES]);
+                prop_assert!(others.into_iter().all(|other| !other.contains(&format!("{{{tag}}}"))), "{name}");
                 if let Some(other) = seen.insert(name.clone(), key.clone()) {
                     prop_assert_eq!(other, key, "{}", name);
                 }

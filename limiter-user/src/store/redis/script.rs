@@ -36,6 +36,14 @@ impl Script {
         Self::new("sync.lua", include_str!("../../../../lua/sync.lua"))
     }
 
+    pub(super) fn heartbeat() -> Self {
+        Self::alone("heartbeat.lua", include_str!("../../../../lua/heartbeat.lua").to_owned())
+    }
+
+    pub(super) fn probe() -> Self {
+        Self::alone("probe.lua", include_str!("../../../../lua/probe.lua").to_owned())
+    }
+
     pub(super) fn keys_read() -> Self {
         Self::alone("keys_read.lua", include_str!("../../../../lua/keys_read.lua").to_owned())
     }

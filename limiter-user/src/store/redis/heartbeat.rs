@@ -1,0 +1,152 @@
+//! Who is alive, and who can be shared with again: what a node asks servers beside sending its counts.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use redis::{Cmd, Pipeline, Value};
+
+use super::{
+    CLOCK_SLOT, RedisStore, ScriptCalls, Servers,
+    cluster::Exchange as _,
+    connection::Connection,
+    key::LIVE_NODES,
+    only,
+    script::Script,
+    slot::{SLOTS, slot},
+};
+use crate::{
+    clock::Stopwatch,
+    store::{StoreError, breaker::BreakerState},
+};
+
+/// What a heartbeat was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heard {
+    pub now_us: u64,
+    /// Nodes that are alive.
+    pub live_nodes: u32,
+}
+
+impl RedisStore {
+    /// How many nodes shared counters through this Redis when it last said so; 1 before that.
+    #[inline]
+    pub fn live_nodes(&self) -> u32 {
+        self.0.live_nodes.load(Ordering::Relaxed).max(1)
+    }
+
+    pub(in crate::store) fn set_live_nodes(&self, live_nodes: u32) {
+        self.0.live_nodes.store(live_nodes, Ordering::Relaxed);
+    }
+
+    /// Says that `node` is alive for so long; no time at all: that it leaves. Of a server that is left alone this is the probe,
+    /// if one is due, since it does what counting needs.
+    pub(in crate::store) async fn beat(
+        &self,
+        node: &str,
+        lasts: Duration,
+        deadline: Duration,
+    ) -> Result<Heard, StoreError> {
+        const OPERATION: &str = "say that this node is alive";
+        let watch = Stopwatch::start();
+        let server = match &self.0.servers {
+            Servers::One(server) => Arc::clone(server),
+            Servers::Cluster(cluster) => {
+                cluster.probe(OPERATION, deadline).await;
+                cluster.node(OPERATION, CLOCK_SLOT, deadline).await?
+            }
+        };
+        let script = &self.0.heartbeat;
+        let mut call = script.call(1);
+        call.arg(LIVE_NODES).arg(node).arg(u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX));
+        let left = deadline.saturating_sub(watch.elapsed());
+        let reply = match server.breaker().begin_probe() {
+            Some(probe) => {
+                let reply = self.call(OPERATION, &server, script, call, left, false).await;
+                probe.ended(&reply);
+                reply
+            }
+            None => self.call(OPERATION, &server, script, call, left, true).await,
+        }?;
+        let (now_us, live_nodes) = redis::from_redis_value(reply)
+            .map_err(|misfit: redis::ParsingError| self.bad_reply(OPERATION, misfit.to_string()))?;
+        Ok(Heard { now_us, live_nodes })
+    }
+
+    /// Tries the servers that are left alone and are due for that, all at once; but not the one that heartbeats go to.
+    pub(in crate::store) async fn probe(&self, deadline: Duration) {
+        const OPERATION: &str = "try whether it works again";
+        let Servers::Cluster(cluster) = &self.0.servers else { return };
+        if self.0.breakers.are_closed() {
+            return;
+        }
+        let known = cluster.known();
+        let of_clock = known.iter().find(|(_, slots)| slots.contains(&CLOCK_SLOT)).map(|(node, _)| Arc::clone(node));
+        let mut nodes: Vec<(Arc<Connection>, u16)> = Vec::new();
+        for (node, slots) in known {
+            let is_due = node.breaker().state() == BreakerState::Open
+                && of_clock.as_ref().is_none_or(|clock| !Arc::ptr_eq(clock, &node));
+            if is_due && !nodes.iter().any(|(other, _)| Arc::ptr_eq(other, &node)) {
+                nodes.push((node, *slots.start()));
+            }
+        }
+        let script = &self.0.probe;
+        join_all(nodes.iter().map(async |(node, first)| {
+            if let Some(probe) = node.breaker().begin_probe() {
+                let mut call = script.call(1);
+                call.arg(key_in(*first));
+                probe.ended(&self.call(OPERATION, node, script, call, deadline, false).await);
+            }
+        }))
+        .await;
+    }
+
+    /// Calls a script of one server: as others do, or in spite of its breaker.
+    async fn call(
+        &self,
+        operation: &'static str,
+        node: &Arc<Connection>,
+        script: &Script,
+        call: Cmd,
+        deadline: Duration,
+        guarded: bool,
+    ) -> Result<Value, StoreError> {
+        if !guarded {
+            node.renew();
+        }
+        let watch = Stopwatch::start();
+        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, guarded };
+        let mut pipeline = Pipeline::with_capacity(1);
+        pipeline.ignore_errors().add_command(call);
+        let sent = exchange.exchange(node, &pipeline).await;
+        let result = sent.and_then(|replies| only(operation, node, replies));
+        self.0.calls.record(&result, watch.elapsed());
+        result
+    }
+}
+
+/// A name in a slot, which no counter and nothing else has: its tag has no colon.
+fn key_in(wanted: u16) -> String {
+    let name = |number: u32| format!("rl:{{probe-{number}}}:none");
+    // One in so many is there; a few times as many are enough for all of them.
+    (0..u32::from(SLOTS) * 32).map(name).find(|name| slot(name.as_bytes()) == wanted).unwrap_or_else(|| name(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_that_of_the_server_with_the_heartbeats() {
+        assert_eq!(slot(LIVE_NODES.as_bytes()), CLOCK_SLOT);
+    }
+
+    #[test]
+    fn every_slot_can_be_tried() {
+        for wanted in (0..SLOTS).step_by(1021).chain([SLOTS - 1]) {
+            assert_eq!(slot(key_in(wanted).as_bytes()), wanted);
+        }
+    }
+}

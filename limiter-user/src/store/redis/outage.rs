@@ -1,0 +1,71 @@
+//! Which counters cannot be shared at present: what the request path asks.
+//!
+//! Architecture invariant: while every server is asked, a request costs one relaxed load here. Nothing allocates.
+
+use std::{cell::RefCell, sync::Arc, time::Duration};
+
+use super::{BreakerCounts, RedisStore, Servers, connection::Connection, key::push_tag, slot::slot};
+use crate::store::{IdentityRef, breaker::BreakerState};
+
+/// A server, as its breaker sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Shard {
+    /// Address without credentials.
+    pub name: String,
+    pub state: BreakerState,
+}
+
+thread_local! {
+    static TAG: RefCell<String> = RefCell::new(String::with_capacity(64));
+}
+
+impl RedisStore {
+    /// Whether every server is asked that has counters.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.0.breakers.are_closed()
+    }
+
+    /// How long until the server is asked again that has this identity's counters; `None` while it is asked.
+    pub fn outage(&self, identity: &IdentityRef<'_>) -> Option<Duration> {
+        if self.is_whole() {
+            return None;
+        }
+        match &self.0.servers {
+            Servers::One(server) => server.breaker().until_probe(),
+            Servers::Cluster(cluster) => {
+                let slot = TAG.with_borrow_mut(|tag| {
+                    tag.clear();
+                    push_tag(tag, identity);
+                    slot(tag.as_bytes())
+                });
+                match cluster.known_node(slot) {
+                    Some(node) => node.and_then(|node| node.breaker().until_probe()),
+                    None => cluster.breaker().until_probe(),
+                }
+            }
+        }
+    }
+
+    /// The servers that have counters, as far as they are known.
+    pub fn shards(&self) -> Vec<Shard> {
+        let shard = |node: &Arc<Connection>| Shard { name: node.name().to_owned(), state: node.breaker().state() };
+        match &self.0.servers {
+            Servers::One(server) => vec![shard(server)],
+            Servers::Cluster(cluster) => {
+                let mut shards: Vec<Shard> = cluster.known().iter().map(|(node, _)| shard(node)).collect();
+                if shards.is_empty() {
+                    shards.push(Shard { name: cluster.name(), state: cluster.breaker().state() });
+                }
+                shards.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+                shards.dedup_by(|one, other| one.name == other.name);
+                shards
+            }
+        }
+    }
+
+    pub fn breaker_counts(&self) -> BreakerCounts {
+        self.0.breakers.counts()
+    }
+}
