@@ -37,8 +37,9 @@ use crate::{
     status::StatusSource,
     store::{
         memory::MemoryStore,
+        recovery::{Recovery, recover},
         redis::{RedisConfig, RedisStore},
-        sync::{SyncConfig, SyncWorker},
+        sync::{SyncConfig, SyncState, SyncWorker},
     },
     top::Top,
 };
@@ -95,6 +96,10 @@ impl Agent {
                 let mut worker = worker.of_node(&config.node.id);
                 // Windows are Redis' from the first request on, if Redis is there.
                 worker.round().await;
+                if worker.status().get().state == SyncState::Connected {
+                    let recovery = recover(&store, &counters, &policy, &*clock, redis.recover).await;
+                    tell_recovery(&recovery);
+                }
                 let status = worker.status();
                 (Some(worker), Some((status, store)))
             }
@@ -388,6 +393,20 @@ fn key_follower(config: &IdentityConfig, keys: &KeyStore) -> Result<Option<KeyFo
 enum Seen {
     Nothing,
     NewKeys,
+}
+
+fn tell_recovery(recovery: &Recovery) {
+    let (counters, took_ms) = (recovery.counters, recovery.took.as_millis());
+    match &recovery.incomplete {
+        None => tracing::info!(target: "limiter::store", counters, took_ms, "took over the counters in Redis"),
+        Some(reason) => tracing::warn!(
+            target: "limiter::store",
+            counters,
+            took_ms,
+            %reason,
+            "took over some of the counters in Redis: the others are learnt when they are first used"
+        ),
+    }
 }
 
 fn start_dataplane(config: &Config, policy: &Policy) -> Result<Arc<dyn Dataplane>> {

@@ -17,6 +17,7 @@ pub mod breaker;
 pub mod counter;
 pub mod memory;
 mod name;
+pub mod recovery;
 pub mod redis;
 pub mod sync;
 

@@ -4,7 +4,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -32,10 +32,17 @@ enum Fate {
     IsLost,
 }
 
+/// What may happen.
+const CHAOS: u8 = 0;
+/// Everything arrives.
+const CALM: u8 = 1;
+/// Of each reply a part arrives.
+const CUT_REPLIES: u8 = 2;
+
 #[derive(Debug)]
 pub struct ChaosProxy {
     port: u16,
-    is_calm: Arc<AtomicBool>,
+    mode: Arc<AtomicU8>,
     /// How often something else happened than it should.
     faults: Arc<AtomicU64>,
     accepting: JoinHandle<()>,
@@ -44,12 +51,21 @@ pub struct ChaosProxy {
 impl ChaosProxy {
     /// In front of a server of this host.
     pub async fn start(server: u16, seed: u64) -> Self {
+        Self::start_in(CHAOS, server, seed).await
+    }
+
+    /// The same, on which everything arrives until it is told otherwise.
+    pub async fn start_calm(server: u16) -> Self {
+        Self::start_in(CALM, server, 0).await
+    }
+
+    async fn start_in(mode: u8, server: u16, seed: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
         let port = listener.local_addr().expect("its address").port();
-        let is_calm = Arc::new(AtomicBool::new(false));
+        let mode = Arc::new(AtomicU8::new(mode));
         let faults = Arc::new(AtomicU64::new(0));
-        let accepting = tokio::spawn(accept(listener, server, seed, Arc::clone(&is_calm), Arc::clone(&faults)));
-        Self { port, is_calm, faults, accepting }
+        let accepting = tokio::spawn(accept(listener, server, seed, Arc::clone(&mode), Arc::clone(&faults)));
+        Self { port, mode, faults, accepting }
     }
 
     pub fn url(&self) -> String {
@@ -58,7 +74,12 @@ impl ChaosProxy {
 
     /// From now on everything arrives.
     pub fn calm_down(&self) {
-        self.is_calm.store(true, Ordering::Relaxed);
+        self.mode.store(CALM, Ordering::Relaxed);
+    }
+
+    /// From now on a part of each reply arrives, and then its connection ends.
+    pub fn cut_replies(&self) {
+        self.mode.store(CUT_REPLIES, Ordering::Relaxed);
     }
 
     pub fn faults(&self) -> u64 {
@@ -72,7 +93,7 @@ impl Drop for ChaosProxy {
     }
 }
 
-async fn accept(listener: TcpListener, server: u16, seed: u64, is_calm: Arc<AtomicBool>, faults: Arc<AtomicU64>) {
+async fn accept(listener: TcpListener, server: u16, seed: u64, mode: Arc<AtomicU8>, faults: Arc<AtomicU64>) {
     let mut number = 0;
     while let Ok((client, _)) = listener.accept().await {
         let Ok(server) = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, server))).await else { continue };
@@ -83,7 +104,8 @@ async fn accept(listener: TcpListener, server: u16, seed: u64, is_calm: Arc<Atom
         for (direction, from, to) in [(0, from_client, to_server), (1, from_server, to_client)] {
             let pipe = Pipe {
                 random: Random::new(seed.wrapping_add(number + direction)),
-                is_calm: Arc::clone(&is_calm),
+                mode: Arc::clone(&mode),
+                are_replies: direction == 1,
                 faults: Arc::clone(&faults),
                 end: end.clone(),
             };
@@ -94,7 +116,8 @@ async fn accept(listener: TcpListener, server: u16, seed: u64, is_calm: Arc<Atom
 
 struct Pipe {
     random: Random,
-    is_calm: Arc<AtomicBool>,
+    mode: Arc<AtomicU8>,
+    are_replies: bool,
     faults: Arc<AtomicU64>,
     end: watch::Sender<bool>,
 }
@@ -119,6 +142,7 @@ impl Pipe {
                     tokio::time::sleep(Duration::from_millis(self.random.below(300))).await;
                     len
                 }
+                Fate::IsCut if self.mode.load(Ordering::Relaxed) == CUT_REPLIES => len / 2,
                 Fate::IsCut => self.random.below(len),
                 Fate::IsLost => 0,
             };
@@ -130,8 +154,10 @@ impl Pipe {
     }
 
     fn fate(&mut self) -> Fate {
-        if self.is_calm.load(Ordering::Relaxed) {
-            return Fate::Arrives;
+        match self.mode.load(Ordering::Relaxed) {
+            CALM => return Fate::Arrives,
+            CUT_REPLIES => return if self.are_replies { Fate::IsCut } else { Fate::Arrives },
+            _ => {}
         }
         match self.random.below(20u32) {
             0 => Fate::IsLost,

@@ -19,6 +19,7 @@ pub mod packet_socket;
 pub mod ping_pong;
 pub mod random;
 pub mod redis_cluster;
+pub mod redis_failure;
 pub mod redis_sentinel;
 pub mod redis_server;
 pub mod redis_tls;

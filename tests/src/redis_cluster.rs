@@ -76,11 +76,11 @@ impl RedisCluster {
         vec![self.primaries[0].url()]
     }
 
-    /// Every key in the cluster.
+    /// Names of all counters in the cluster.
     pub async fn keys(&self) -> Vec<String> {
         let mut keys = Vec::new();
         for primary in &self.primaries {
-            keys.extend(primary.run::<Vec<String>>(&["KEYS", "*"]).await);
+            keys.extend(primary.counters().await);
         }
         keys
     }

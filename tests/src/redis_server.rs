@@ -16,6 +16,9 @@ use tempfile::TempDir;
 
 use crate::eventually::eventually;
 
+/// As a pattern: no other tag has a colon.
+pub const COUNTERS: &str = "rl:{*:*}:*";
+
 #[derive(Debug)]
 pub struct RedisServer {
     folder: TempDir,
@@ -95,6 +98,18 @@ impl RedisServer {
         self.try_run(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
+    /// The same, with the password of the default user.
+    pub async fn run_as(&self, password: &str, words: &[&str]) {
+        let url = format!("redis://:{password}@127.0.0.1:{}", self.port);
+        let client = redis::Client::open(url).expect("a valid address");
+        let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+        let mut command = redis::cmd(words[0]);
+        for word in &words[1..] {
+            command.arg(*word);
+        }
+        let () = command.query_async(&mut connection).await.unwrap_or_else(|error| panic!("{words:?}: {error}"));
+    }
+
     pub async fn try_run<T: FromRedisValue>(&self, words: &[&str]) -> Result<T> {
         let mut command = redis::cmd(words[0]);
         for word in &words[1..] {
@@ -102,6 +117,11 @@ impl RedisServer {
         }
         let mut connection = self.client().get_multiplexed_async_connection().await?;
         Ok(command.query_async(&mut connection).await?)
+    }
+
+    /// Names of all counters, and of nothing else that agents have in Redis.
+    pub async fn counters(&self) -> Vec<String> {
+        self.run(&["KEYS", COUNTERS]).await
     }
 
     async fn until_it_answers(&self) {

@@ -84,7 +84,7 @@ fn a_key_used_on_two_agents_is_limited_as_one() {
     assert!(use_one(&a, "u_2"), "another user is another counter");
 
     let (keys, ttls) = runtime.block_on(async {
-        let keys: Vec<String> = redis.run(&["KEYS", "*"]).await;
+        let keys = redis.counters().await;
         let mut ttls = Vec::new();
         for key in &keys {
             ttls.push(redis.run::<i64>(&["PTTL", key]).await);
@@ -202,7 +202,7 @@ fn an_agent_starts_without_redis_and_says_so() {
     runtime.block_on(redis.restart());
     until("the agent has found Redis", WAIT, || (agent.status()["degraded"] == json!(false)).then_some(()));
     let found = until("the counts are shared", WAIT, || {
-        let keys: Vec<String> = runtime.block_on(async { redis.run(&["KEYS", "*"]).await });
+        let keys = runtime.block_on(redis.counters());
         (!keys.is_empty()).then_some(keys)
     });
     assert_eq!(found, ["rl:{user:u_1}:per-user"]);
@@ -243,6 +243,6 @@ fn calls_to_redis_do_not_grow_with_requests() {
     let most = started.elapsed().as_secs_f64() / 0.05 + 3.0;
     let made = calls() - before;
     assert!(made >= 1.0 && made <= most, "{made} calls where at most {most} are due");
-    let keys: Vec<String> = runtime.block_on(async { redis.run(&["KEYS", "*"]).await });
+    let keys = runtime.block_on(redis.counters());
     assert_eq!(keys.len(), 100);
 }

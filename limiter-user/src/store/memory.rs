@@ -20,6 +20,7 @@ use super::{
 };
 use crate::clock::Clock;
 
+mod adopt;
 mod decide;
 mod index;
 mod own;

@@ -24,6 +24,7 @@ pub use self::{
     keys::{KeyChange, KeyCondition, KeyPage, KeyRefusal, MergedKey, RedisKeys, StoredKey},
     outage::Shard,
     script::SyncReply,
+    value::StoredCounter,
 };
 use self::{
     breakers::Breakers,
@@ -47,14 +48,16 @@ mod heartbeat;
 mod key;
 mod keys;
 mod outage;
+mod scan;
 mod script;
 mod sentinel;
 mod slot;
 mod spread;
+mod value;
 
 /// What a user needs who shares counters, in the words of `ACL SETUSER`; of a cluster and of sentinels, the last two lines
 /// of the README's example as well.
-pub const ACL_RULES: &str = "~rl:* +evalsha +script|load +get +set +pttl +pexpire +del +time +info +ping";
+pub const ACL_RULES: &str = "~rl:* +evalsha +script|load +get +set +pttl +pexpire +del +time +info +ping +scan";
 
 /// What a user needs in addition where API keys are in Redis.
 pub const KEY_STORE_ACL_RULES: &str = "+@hash +@sortedset";

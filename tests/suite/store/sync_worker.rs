@@ -199,7 +199,7 @@ async fn a_flushed_database_is_noticed_and_filled_again() {
     let (busy, idle) = (daily("busy", 1000), daily("idle", 1000));
     node.hit(&busy);
     node.hit(&idle);
-    let size = async || server.run::<u64>(&["DBSIZE"]).await;
+    let size = async || server.counters().await.len();
     eventually(WAIT, async || if size().await == 2 { Ok(()) } else { Err("not sent") }).await;
     node.until_sent().await;
     node.hit(&busy);
@@ -316,7 +316,7 @@ async fn a_stopped_node_hands_over_what_it_had() {
         node.hit(std::slice::from_ref(cell));
     }
     node.stop().await;
-    assert_eq!(server.run::<usize>(&["DBSIZE"]).await, cells.len());
+    assert_eq!(server.counters().await.len(), cells.len());
 }
 
 #[tokio::test]

@@ -105,7 +105,7 @@ async fn a_slot_that_moves_under_load_loses_nothing_and_counts_nothing_twice() {
     for node in &nodes {
         until_taken(node, &counter, taken).await;
     }
-    let there: Vec<String> = servers.primaries[to].run(&["KEYS", "*"]).await;
+    let there = servers.primaries[to].counters().await;
     assert_eq!(there, [key]);
     assert!(nodes.iter().all(|node| node.status.get().refused_counters == 0), "redirections are followed");
 }
@@ -221,7 +221,7 @@ async fn sentinels_lead_to_the_primary_and_to_its_successor() {
     for node in &nodes {
         until_taken(node, &counter, 4).await;
     }
-    let keys: Vec<String> = servers.replica.run(&["KEYS", "*"]).await;
+    let keys = servers.replica.counters().await;
     assert_eq!(keys, [redis_key(&counter[0].key)]);
 
     let other = RedisConfig::of(servers.urls(), Topology::Sentinel { service: "other".to_owned() });

@@ -306,6 +306,34 @@ impl Shard {
         slot
     }
 
+    pub(super) fn has_room(&self) -> bool {
+        self.index.len() < self.capacity
+    }
+
+    /// See [`super::MemoryStore::adopt`].
+    pub(super) fn adopt(
+        &mut self,
+        hash: KeyHash,
+        key: CounterKey,
+        algorithm: &Algorithm,
+        shared: &SharedCounts,
+        now_us: u64,
+    ) -> bool {
+        if !self.has_room() || self.find_key(hash, &key).is_some() {
+            return false;
+        }
+        let tag = u32::try_from(self.random() >> 32).unwrap_or(0);
+        let mut counter = Counter::new(algorithm, now_us, tag);
+        let nothing = counter.own_totals(key.clone());
+        counter.learn(&nothing, shared, now_us);
+        counter.move_to(algorithm, now_us);
+        if counter.is_expired(now_us) {
+            return false;
+        }
+        self.insert(hash, Entry { key, counter }, now_us);
+        true
+    }
+
     /// Everything at once, so that a request which charges existing counters allocates nothing.
     fn grow(&mut self) {
         self.slots.grow();

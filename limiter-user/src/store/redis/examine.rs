@@ -16,7 +16,7 @@ const ROUND_TRIPS: usize = 5;
 const REHEARSAL: &str = "\
 local calls = {
   {'TIME'}, {'GET', KEYS[1]}, {'SET', KEYS[1], '', 'XX', 'PX', '1'}, {'PTTL', KEYS[1]}, {'PEXPIRE', KEYS[1], '1'},
-  {'DEL', KEYS[1]},
+  {'DEL', KEYS[1]}, {'SCAN', '0', 'MATCH', KEYS[1], 'COUNT', '1'},
 }
 if ARGV[1] == 'keys' then
   calls = {

@@ -8,7 +8,7 @@
 
 use std::{fmt::Write as _, net::IpAddr};
 
-use crate::store::{ApiKeyId, CounterKey, IdentityRef, SessionId};
+use crate::store::{ApiKeyId, CounterKey, Identity, IdentityRef, SessionId};
 
 /// Names of the key store: its entries, the order of their changes, and what is known of the whole. The tag has no colon, so
 /// no counter shares it. They have no time to live: a key is valid until somebody ends it.
@@ -51,6 +51,51 @@ pub(super) fn push_tag(name: &mut String, identity: &IdentityRef<'_>) {
     }
 }
 
+/// The counter that has this name; `None` of what is no counter's name.
+pub(super) fn counter_of(name: &[u8]) -> Option<CounterKey> {
+    let text = std::str::from_utf8(name).ok()?;
+    let (tag, rule) = text.strip_prefix("rl:{")?.split_once("}:")?;
+    let (scope, identity) = tag.split_once(':')?;
+    let hash = || {
+        let bytes = (identity.len() == 32).then(|| decode_hex(identity))??;
+        <[u8; 16]>::try_from(bytes).ok()
+    };
+    let identity = match scope {
+        "user" => Identity::User(decode(identity)?.into()),
+        "key" => Identity::Key(ApiKeyId(hash()?)),
+        "session" => Identity::Session(SessionId(hash()?)),
+        "ip" => Identity::Ip(identity.parse().ok()?),
+        "global" => Identity::Global,
+        "attribute" => {
+            let (attribute, value) = identity.split_once(':')?;
+            Identity::Attribute(format!("{}:{}", decode(attribute)?, decode(value)?).into())
+        }
+        _ => return None,
+    };
+    let key = CounterKey { identity, rule: decode(rule)?.into() };
+    // Names are canonical: another way to write one would be another key.
+    (redis_key(&key) == text).then_some(key)
+}
+
+/// What [`push_encoded`] has written.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut parts = text.split('%');
+    bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        bytes.extend(decode_hex(digits)?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
+}
+
+fn decode_hex(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, []) = digits.as_bytes().as_chunks::<2>() else { return None };
+    let digit = |digit: u8| u8::try_from(char::from(digit).to_digit(16)?).ok();
+    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
+}
+
 /// Percent-encodes every byte but `A-Z a-z 0-9 _ . - @ + = ~`.
 fn push_encoded(name: &mut String, text: &str) {
     for byte in text.bytes() {
@@ -86,7 +131,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::store::Identity;
 
     fn name(identity: Identity, rule: &str) -> String {
         redis_key(&CounterKey { identity, rule: rule.into() })
@@ -129,6 +173,15 @@ mod tests {
 
     proptest! {
         #[test]
+        fn what_is_read_as_a_name_is_one(
+            text in prop_oneof!["rl:\\{(user|key|ip|global|attribute|x):[a:%0-9A-F}]{0,8}\\}:[a%0-9A-F]{0,5}", "\\PC{0,20}"],
+        ) {
+            if let Some(key) = counter_of(text.as_bytes()) {
+                prop_assert_eq!(redis_key(&key), text);
+            }
+        }
+
+        #[test]
         fn no_two_counters_share_a_name(
             keys in prop::collection::vec((identities(), "[a:{}%7d]{0,4}"), 2..64),
         ) {
@@ -142,6 +195,7 @@ mod tests {
                 prop_assert!(tag.starts_with(key.identity.scope_name()), "{name}");
                 let others = KEY_STORE.iter().chain([&LIVE_NODES]);
                 prop_assert!(others.into_iter().all(|other| !other.contains(&format!("{{{tag}}}"))), "{name}");
+                prop_assert_eq!(counter_of(name.as_bytes()), Some(key.clone()), "{}", name);
                 if let Some(other) = seen.insert(name.clone(), key.clone()) {
                     prop_assert_eq!(other, key, "{}", name);
                 }
