@@ -25,7 +25,7 @@ use crate::{
     events::EventWorker,
     host::HostAddresses,
     identity::{JwtWatch, KeyFollower, KeyStore, KeyWatch, key_follower::KeyUser},
-    limiter::Limiter,
+    limiter::{Limiter, Precise},
     metrics::Metrics,
     policy::Policy,
     pressure::Pressure,
@@ -36,6 +36,7 @@ use crate::{
     reload::{Asked, Reloader},
     status::StatusSource,
     store::{
+        lease::{LeaseConfig, Leases},
         memory::MemoryStore,
         redis::{RedisConfig, RedisStore},
         sync::{SyncConfig, SyncWorker},
@@ -64,6 +65,7 @@ pub struct Agent {
     push: Option<PushWorker>,
     events: Option<EventWorker>,
     sync: Option<SyncWorker>,
+    leases: Option<Leases>,
     /// Of API keys in Redis.
     keys: Option<KeyFollower>,
 }
@@ -83,16 +85,18 @@ impl Agent {
             StoreKind::Memory => MemoryStore::new(Arc::clone(&window_clock), config.store.max_counters),
             StoreKind::Redis(_) => MemoryStore::shared(Arc::clone(&window_clock), config.store.max_counters),
         });
-        let (sync, shared) = match &config.store.kind {
-            StoreKind::Memory => (None, None),
+        let (sync, shared, precise) = match &config.store.kind {
+            StoreKind::Memory => (None, None, None),
             StoreKind::Redis(redis) => {
-                let store = RedisStore::connect(&redis_config(redis))?;
+                let redis_config = redis_config(redis);
+                let store = RedisStore::connect(&redis_config)?;
+                let precise = precise(&store, &redis_config, redis.sync_interval, &clock)?;
                 let sync_config = SyncConfig { interval: redis.sync_interval, ..SyncConfig::default() };
                 let mut worker = SyncWorker::new(Arc::clone(&counters), store.clone(), Arc::clone(&clock), sync_config);
                 // Windows are Redis' from the first request on, if Redis is there.
                 worker.round().await;
                 let status = worker.status();
-                (Some(worker), Some((status, store)))
+                (Some(worker), Some((status, store)), Some(precise))
             }
         };
 
@@ -112,6 +116,10 @@ impl Agent {
         let pressure = Arc::new(Pressure::new(config.api.pressure));
         let proxies = &config.identity.trusted_proxies;
         let active = Active::derive(policy, proxies, &metrics, &pressure, clock.local()).share();
+        let sync = sync.map(|sync| {
+            let active = Arc::clone(&active);
+            sync.with_local(Box::new(move |key| active.load().is_local(key)))
+        });
         let status = StatusSource::new(
             &config,
             Arc::clone(&active),
@@ -120,6 +128,8 @@ impl Agent {
             shared,
             Arc::clone(&pressure),
         );
+        let leases = precise.as_ref().map(|precise| precise.leases.clone());
+        let status = status.with_leases(leases.clone());
         let status = Arc::new(status.with_keys(follower.as_ref().map(KeyFollower::status)));
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
@@ -140,7 +150,10 @@ impl Agent {
             Some(dataplane) => event_worker(dataplane, prefixes, &metrics, &top)?,
             None => None,
         };
-        let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
+        let mut limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
+        if let Some(precise) = precise {
+            limiter = limiter.with_precise(precise);
+        }
         let (identity, families) = (config.identity.clone(), config.api.headers);
         let is_in_file = identity.order.contains(&IdentityKind::ApiKey) && identity.key_store == KeyStoreKind::File;
         let watch = is_in_file.then_some(watch);
@@ -183,7 +196,7 @@ impl Agent {
         });
         let keeper =
             Keeper { gate, keys: watch, jwt: jwt_watch, counters, clock, dataplane, host, top, mend_error: None };
-        Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync, keys: follower })
+        Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync, leases, keys: follower })
     }
 
     /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
@@ -232,9 +245,13 @@ impl Agent {
         // Goes on while open requests are answered, so that what they are charged is shared too.
         let answered = CancellationToken::new();
         let sync = self.sync.map(|sync| tokio::spawn(sync.run(answered.clone())));
+        let leases = self.leases.map(|leases| tokio::spawn(leases.run(answered.clone())));
         tasks.close();
         tasks.wait().await;
         answered.cancel();
+        if let Some(leases) = leases {
+            leases.await.context("giving unused leases back to Redis")?;
+        }
         if let Some(sync) = sync {
             sync.await.context("handing the last counts over to Redis")?;
         }
@@ -243,6 +260,20 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// Requests have connections of their own, so that they do not stand behind a batch of counters.
+fn precise(
+    store: &RedisStore,
+    config: &RedisConfig,
+    sync_interval: Duration,
+    clock: &Arc<SharedClock>,
+) -> Result<Precise> {
+    let redis = store.connect_beside(config)?;
+    let mut terms = LeaseConfig::default();
+    terms.spacing = sync_interval / 4;
+    let leases = Leases::new(redis.clone(), Arc::clone(clock), terms);
+    Ok(Precise { redis, leases })
 }
 
 /// Removes what has run out, and makes changed files and addresses effective.

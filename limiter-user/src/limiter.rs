@@ -5,24 +5,29 @@
 //! it holds it.
 
 mod decision;
+mod precise;
 mod select;
 mod turns;
+mod unanswered;
 
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
-use limiter_common::addr::SrcPrefixes;
+use limiter_common::{addr::SrcPrefixes, time::UnixMicros};
+use parking_lot::MutexGuard;
+use precise::Judging;
+pub use precise::Precise;
 pub use select::{Attribute, Caller, Request, Subject};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 pub use turns::Turn;
-use turns::Turns;
+use turns::{Queues, Turns};
 
 use crate::{
     active::{Active, SharedActive},
     clock::Clock,
-    policy::Scratch,
+    policy::{Precision, Scratch},
     store::{
         Algorithm, CellOutcome, CellRef, Charge, Outcomes,
         memory::{INLINE_CELLS, MemoryStore},
@@ -36,6 +41,8 @@ pub struct Limiter {
     turns: Arc<Turns>,
     clock: Arc<dyn Clock>,
     prefixes: SrcPrefixes,
+    /// `None` of a node alone, whose memory is exact.
+    precise: Option<Precise>,
 }
 
 /// The counters that a request touches, and beside each the index of its rule. Inline as long as few rules match.
@@ -56,7 +63,14 @@ impl std::fmt::Debug for Limiter {
 impl Limiter {
     pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
         let turns = Turns::new(Arc::clone(&counters), Arc::clone(&clock));
-        Self { active, counters, turns, clock, prefixes }
+        Self { active, counters, turns, clock, prefixes, precise: None }
+    }
+
+    /// Asks Redis where a rule wants that.
+    #[must_use]
+    pub fn with_precise(mut self, precise: Precise) -> Self {
+        self.precise = Some(precise);
+        self
     }
 
     /// The policy that requests are decided by.
@@ -69,8 +83,9 @@ impl Limiter {
         self.active.load().policy.plans.iter().position(|plan| **plan == *name)
     }
 
-    /// Decides a request, and charges its counters when every enforced rule allows it.
-    pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
+    /// Decides a request, and charges its counters when every enforced rule allows it. `None` when Redis has to be asked:
+    /// nothing is charged then, and [`Self::ask`] decides.
+    pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Option<Decision> {
         let active = self.active.load();
         let now = self.clock.now();
         if let Some(kind) = select::bypass(&active.policy.bypass, request, scratch) {
@@ -78,24 +93,87 @@ impl Limiter {
                 active.bypassed.count(kind);
             }
             let decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
-            return Decision { bypass: Some(kind), ..decision };
+            return Some(Decision { bypass: Some(kind), ..decision });
         }
         let mut touched = Touched::default();
         self.touch(&active, request, scratch, &mut touched);
         if touched.cells.is_empty() {
-            return Decision::without_rule(request.subject.is_unauthenticated(), now);
+            return Some(Decision::without_rule(request.subject.is_unauthenticated(), now));
+        }
+        if active.asks_redis
+            && let Some(precise) = &self.precise
+            && touched.ask_redis(&active)
+        {
+            return self.decide_precisely(&active, precise, request, &touched, now);
         }
         let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
         let queues = shapes.then(|| self.turns.lock());
         let mut outcomes = Outcomes::new();
         self.counters.decide_into(now, request.charge, &touched.cells, &mut outcomes);
         let mut decision = decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
-        if let Some(mut queues) = queues
-            && !decision.is_refusal()
-            && let Some((cell, outcome)) = longest_delay(&touched.cells, &outcomes)
+        if let Some(queues) = queues {
+            self.hold(queues, &mut decision, &touched, &outcomes);
+        }
+        Some(decision)
+    }
+
+    /// Has the answer wait for its turn, if it has one.
+    fn hold(
+        &self,
+        mut queues: MutexGuard<'_, Queues>,
+        decision: &mut Decision,
+        touched: &Touched<'_>,
+        outcomes: &[CellOutcome],
+    ) {
+        if !decision.is_refusal()
+            && let Some((cell, outcome)) = longest_delay(&touched.cells, outcomes)
         {
             let turn = Instant::now() + Duration::from_micros(outcome.delay_us);
             decision.turn = Some(queues.join(&self.turns, cell.to_owned(), turn));
+        }
+    }
+
+    /// Out of line, since most policies have no such rules.
+    #[cold]
+    fn decide_precisely(
+        &self,
+        active: &Active,
+        precise: &Precise,
+        request: &Request<'_>,
+        touched: &Touched<'_>,
+        now: UnixMicros,
+    ) -> Option<Decision> {
+        let shapes = touched.cells.iter().any(is_shaped);
+        if request.charge != Charge::Commit || shapes {
+            return None;
+        }
+        let mut judging = Judging::new(precise, &self.counters, now, &touched.cells, touched.precisions(active));
+        if !judging.at_once() {
+            return None;
+        }
+        Some(decision::conclude(request, now, touched, &judging.outcomes, &active.policy.rules, &active.metrics))
+    }
+
+    /// Decides a request of which memory alone cannot. Waits for Redis no longer than its deadline is.
+    pub async fn ask(&self, request: &Request<'_>) -> Decision {
+        let active = self.active.load_full();
+        let mut touched = Touched::default();
+        self.touch(&active, request, &mut Scratch::default(), &mut touched);
+        let now = self.clock.now();
+        let Some(precise) = self.precise.as_ref().filter(|_| !touched.cells.is_empty()) else {
+            return Decision::without_rule(request.subject.is_unauthenticated(), now);
+        };
+        let mut judging = Judging::new(precise, &self.counters, now, &touched.cells, touched.precisions(&active));
+        match request.charge {
+            Charge::Commit => judging.commit().await,
+            Charge::Peek => judging.peek().await,
+            Charge::Refund => judging.refund().await,
+        }
+        let outcomes = judging.outcomes;
+        let mut decision =
+            decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
+        if request.charge == Charge::Commit && touched.cells.iter().any(is_shaped) {
+            self.hold(self.turns.lock(), &mut decision, &touched, &outcomes);
         }
         decision
     }
@@ -110,6 +188,16 @@ impl Limiter {
                 touched.rules.push(index);
             }
         }
+    }
+}
+
+impl Touched<'_> {
+    fn precisions(&self, active: &Active) -> impl Iterator<Item = Precision> {
+        self.rules.iter().map(|index| active.policy.rules[*index].precision)
+    }
+
+    fn ask_redis(&self, active: &Active) -> bool {
+        self.precisions(active).any(Precision::asks_redis)
     }
 }
 

@@ -4,8 +4,16 @@
 
 mod durations;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::BuildHasher as _,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
+use foldhash::fast::FixedState;
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text::encode},
@@ -23,6 +31,7 @@ use limiter_common::{
     event::{EventClass, EventCounts, EventKind},
     schema::SCHEMA_VERSION,
     stats,
+    time::UnixMicros,
     verdict::Verdict,
 };
 
@@ -31,9 +40,10 @@ use crate::{
     dataplane::MapUsage,
     identity::key_follower::FollowedState,
     limiter::Kind,
-    policy::BypassKind,
+    policy::{BypassKind, Rule},
     pressure,
     store::{
+        lease::LeaseStats,
         memory::MemoryStats,
         redis::CallStats,
         sync::{SyncState, SyncStats},
@@ -47,6 +57,11 @@ struct CheckLabels {
     decision: &'static str,
     /// What the decision was made from.
     source: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RuleLabels {
+    rule: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -102,6 +117,9 @@ impl ReloadResult {
 pub struct Metrics {
     registry: Registry,
     checks: Family<CheckLabels, Counter>,
+    overshoot: Family<RuleLabels, Gauge>,
+    /// By rule, its limits and since when they hold.
+    limits: Mutex<HashMap<Arc<str>, (u64, UnixMicros)>>,
     bypassed: Family<BypassLabels, Counter>,
     check_duration: Durations<{ CHECK_BUCKETS_NS.len() }>,
     pushes: Family<PushLabels, Counter>,
@@ -118,6 +136,9 @@ pub struct RuleMetrics {
     /// By [`Kind`].
     decisions: [Counter; Kind::ALL.len()],
     shadow_denied: Counter,
+    overshoot: Gauge,
+    /// Before, a counter may be above its ceiling since that was lowered.
+    overshoot_from: UnixMicros,
 }
 
 impl RuleMetrics {
@@ -127,6 +148,14 @@ impl RuleMetrics {
 
     pub fn decided(&self, kind: Kind) -> u64 {
         self.decisions[kind as usize].get()
+    }
+
+    /// A counter stands so far above its ceiling.
+    #[inline]
+    pub fn saw_overshoot(&self, units: u64, now: UnixMicros) {
+        if units > 0 && now >= self.overshoot_from {
+            self.overshoot.inner().fetch_max(signed(units), Ordering::Relaxed);
+        }
     }
 
     pub fn count_shadow_denied(&self) {
@@ -182,6 +211,9 @@ impl Metrics {
         let mut registry = Registry::with_prefix("limiter");
         let checks = Family::<CheckLabels, Counter>::default();
         registry.register("checks", "Requests decided, by the rule that decided", checks.clone());
+        let overshoot = Family::<RuleLabels, Gauge>::default();
+        let help = "The most units that a counter was seen above its ceiling, since other nodes had admitted them";
+        registry.register("overshoot_units", help, overshoot.clone());
         let check_duration = Durations::new(CHECK_BUCKETS_NS.map(Duration::from_nanos));
         registry.register_with_unit(
             "check_duration",
@@ -217,6 +249,8 @@ impl Metrics {
         Self {
             registry,
             checks,
+            overshoot,
+            limits: Mutex::default(),
             bypassed,
             check_duration,
             pushes,
@@ -229,12 +263,30 @@ impl Metrics {
     }
 
     /// The counters of a rule. They go on where they were when a policy is loaded again.
-    pub fn rule(&self, id: &str) -> RuleMetrics {
+    pub fn rule(&self, rule: &Rule, loaded_at: UnixMicros) -> RuleMetrics {
+        let id = &*rule.id;
         let counter =
             |decision| self.checks.get_or_create(&CheckLabels { rule: id.into(), decision, source: MEMORY }).clone();
         let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str())).collect();
         let decisions = decisions.try_into().unwrap_or_else(|_| unreachable!("one a kind"));
-        RuleMetrics { decisions, shadow_denied: counter("shadow_denied") }
+        let overshoot = self.overshoot.get_or_create(&RuleLabels { rule: id.into() }).clone();
+        let overshoot_from = self.overshoot_from(rule, loaded_at);
+        RuleMetrics { decisions, shadow_denied: counter("shadow_denied"), overshoot, overshoot_from }
+    }
+
+    /// Two windows after the rule's limits changed; at once where it is new.
+    fn overshoot_from(&self, rule: &Rule, loaded_at: UnixMicros) -> UnixMicros {
+        let mut overrides: Vec<_> = rule.overrides.iter().collect();
+        overrides.sort_unstable_by_key(|(client, _)| Arc::clone(client));
+        let what = format!("{:?} {:?} {overrides:?}", rule.limit, rule.plans);
+        let hash = FixedState::default().hash_one(what);
+        let after = UnixMicros::new(loaded_at.get().saturating_add(rule.window_us.saturating_mul(2)));
+        let mut limits = self.limits.lock();
+        let known = limits.entry(Arc::clone(&rule.id)).or_insert((hash, UnixMicros::new(0)));
+        if known.0 != hash {
+            *known = (hash, after);
+        }
+        known.1
     }
 
     /// The counters of bypassed requests, present from the start.
@@ -316,6 +368,10 @@ pub struct Snapshot {
     pub pressure: pressure::Reading,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<(SyncStats, CallStats)>,
+    /// By rule, how far above its ceiling nodes may let a counter get.
+    pub overshoot_bounds: Vec<(Arc<str>, u64)>,
+    /// `None` for a node alone.
+    pub leases: Option<LeaseStats>,
     /// API keys in Redis; `None` where they are in a file.
     pub keys: Option<FollowedState>,
 }
@@ -370,6 +426,10 @@ impl<S: Source> Collector for Scraped<S> {
         encode_memory(&mut encoder, &snapshot.memory)?;
         if let Some((sync, calls)) = &snapshot.shared {
             encode_shared(&mut encoder, sync, calls)?;
+            encode_overshoot_bounds(&mut encoder, &snapshot.overshoot_bounds)?;
+        }
+        if let Some(leases) = &snapshot.leases {
+            encode_leases(&mut encoder, leases)?;
         }
         if let Some(keys) = &snapshot.keys {
             encode_keys(&mut encoder, keys)?;
@@ -450,6 +510,7 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, sync: &SyncStats, calls: &
         ("sync_lost_counters", "Counters that Redis knew less of than it had confirmed", sync.lost_counters),
         ("sync_refused_counters", "Counters that Redis refused or answered unintelligibly", sync.refused_counters),
         ("sync_ahead", "Counts of windows that had not begun by Redis' clock", sync.ahead),
+        ("sync_early", "Exchanges before their time, since a counter came near its ceiling", sync.early_rounds),
     ] {
         ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
     }
@@ -459,6 +520,30 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, sync: &SyncStats, calls: &
     let help = "Age of the oldest count that Redis does not have yet";
     let lag = encoder.encode_descriptor("sync_lag", help, Some(&Unit::Seconds), MetricType::Gauge)?;
     ConstGauge::new(sync.lag.as_secs_f64()).encode(lag)
+}
+
+fn encode_overshoot_bounds(encoder: &mut DescriptorEncoder<'_>, bounds: &[(Arc<str>, u64)]) -> fmt::Result {
+    let help = "Units above its ceiling that nodes may let one counter of an async rule get: nodes times the most that this one \
+                has admitted between two exchanges";
+    let mut family = encoder.encode_descriptor("overshoot_bound_units", help, None, MetricType::Gauge)?;
+    for (rule, bound) in bounds {
+        ConstGauge::new(signed(*bound)).encode(family.encode_family(&[("rule", &**rule)])?)?;
+    }
+    Ok(())
+}
+
+fn encode_leases(encoder: &mut DescriptorEncoder<'_>, leases: &LeaseStats) -> fmt::Result {
+    let help = "Requests that found their cost in a lease, that waited for Redis, or that a lease refused";
+    let mut family = encoder.encode_descriptor("lease_requests", help, None, MetricType::Counter)?;
+    for (result, count) in [("hit", leases.hits), ("miss", leases.misses), ("refused", leases.refusals)] {
+        ConstCounter::new(count).encode(family.encode_family(&[("result", result)])?)?;
+    }
+    let help = "Units lent by Redis, given back in time, and left over when their window ended";
+    let mut family = encoder.encode_descriptor("lease_units", help, None, MetricType::Counter)?;
+    for (fate, count) in [("lent", leases.lent), ("returned", leases.returned), ("expired", leases.expired)] {
+        ConstCounter::new(count).encode(family.encode_family(&[("fate", fate)])?)?;
+    }
+    Ok(())
 }
 
 fn encode_keys(encoder: &mut DescriptorEncoder<'_>, keys: &FollowedState) -> fmt::Result {

@@ -6,6 +6,7 @@ mod bypass;
 mod compile;
 pub mod difference;
 pub mod endpoints;
+mod precision;
 mod prefix_set;
 mod raw;
 pub mod response;
@@ -23,6 +24,7 @@ use limiter_common::{adaptive::FULL, quota::Quota, rule::EnforcementMode, slidin
 pub use self::{
     bypass::{Bypass, BypassKind},
     endpoints::{Endpoints, Match, Scratch},
+    precision::Precision,
     prefix_set::PrefixSet,
     response::ResponseTemplate,
 };
@@ -160,6 +162,7 @@ pub struct Rule {
     pub overrides: HashMap<Arc<str>, Limit, RandomState>,
     /// Multiplies the request's own cost; at least 1.
     pub cost: u64,
+    pub precision: Precision,
     pub mode: EnforcementMode,
     /// What gateways are answered when this rule denies; `None` for the usual.
     pub response: Option<Arc<ResponseTemplate>>,

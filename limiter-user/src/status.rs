@@ -24,6 +24,7 @@ use crate::{
     policy::{Adaptive, Limit, Rule},
     pressure::{self, Pressure, Tightened},
     store::{
+        lease::Leases,
         memory::MemoryStore,
         redis::RedisStore,
         sync::{SyncState, SyncStatus},
@@ -199,6 +200,7 @@ pub struct StatusSource {
     counters: Arc<MemoryStore>,
     dataplane: Option<Arc<dyn Dataplane>>,
     shared: Option<(SyncStatus, RedisStore)>,
+    leases: Option<Leases>,
     keys: Option<FollowedKeys>,
     pressure: Arc<Pressure>,
     ready: AtomicBool,
@@ -233,10 +235,18 @@ impl StatusSource {
             counters,
             dataplane,
             shared,
+            leases: None,
             keys: None,
             pressure,
             ready: AtomicBool::new(false),
         }
+    }
+
+    /// Says how leases serve.
+    #[must_use]
+    pub fn with_leases(mut self, leases: Option<Leases>) -> Self {
+        self.leases = leases;
+        self
     }
 
     /// Says how API keys in Redis are followed.
@@ -497,6 +507,8 @@ impl Source for Arc<StatusSource> {
             reports: self.pressure.counts(),
             pressure: self.pressure.reading(),
             shared: self.shared.as_ref().map(|(sync, redis)| (sync.get(), redis.calls())),
+            overshoot_bounds: self.shared.as_ref().map(|(sync, _)| sync.overshoot_bounds()).unwrap_or_default(),
+            leases: self.leases.as_ref().map(Leases::stats),
             keys: self.keys.as_ref().map(FollowedKeys::get),
         }
     }

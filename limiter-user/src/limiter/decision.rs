@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Request, Touched, Turn};
 use crate::{
     metrics::RuleMetrics,
-    policy::{BypassKind, Limit, ResponseTemplate, Rule, Scope},
+    policy::{BypassKind, Limit, Precision, ResponseTemplate, Rule, Scope},
     store::{CellOutcome, Charge},
 };
 
@@ -92,6 +92,13 @@ impl Decision {
     }
 }
 
+/// Whether a cell's ceiling is less than its rule says, under pressure.
+#[cold]
+fn is_tightened(request: &Request<'_>, touched: &Touched<'_>, rules: &[Rule], position: usize) -> bool {
+    let whole = rules[touched.rules[position]].limit_for(request.subject.client(), touched.plan);
+    whole != Limit::Limited(touched.cells[position].algorithm)
+}
+
 pub(super) fn conclude(
     request: &Request<'_>,
     now: UnixMicros,
@@ -125,6 +132,10 @@ pub(super) fn conclude(
             let covers_all = rules[*index].endpoint.is_none();
             decision.address_denial =
                 Some(AddressDenial { rule: Arc::clone(&rules[*index].id), retry_after_us, covers_all });
+        }
+        if outcome.over > 0 && rules[*index].precision == Precision::Async && !is_tightened(request, touched, rules, position)
+        {
+            metrics[*index].saw_overshoot(outcome.over, now);
         }
         let first_denial = denies && !denied;
         if first_denial || (denies == denied && worst.is_none_or(|(highest, _)| pressure > highest)) {

@@ -176,6 +176,7 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
         plans,
         overrides,
         cost,
+        precision,
         mode,
         response,
         adaptive,
@@ -196,6 +197,7 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
             ("burst_factor", format!("{}.{:03}", thousandths / 1000, thousandths % 1000)),
             ("limit", limit_text(limit)),
             ("cost", cost.to_string()),
+            ("precision", precision.as_str().to_owned()),
             ("mode", mode.as_str().to_owned()),
         ]
         .map(|(field, value)| (field.to_owned(), value)),

@@ -209,6 +209,18 @@ impl Algorithm {
         }
     }
 
+    /// By how much the counter is above the ceiling.
+    pub fn over(&self, view: View, now_us: u64) -> u64 {
+        let used = match (self, view) {
+            (Self::SlidingWindow(window), View::Windows(counts)) => window.estimate(&counts, now_us),
+            (Self::FixedWindow(_), View::Windows(counts)) => counts.current,
+            (Self::SlidingLog(_), View::Log { used, .. }) => used,
+            // A bucket that lacks more than it can hold is cut to an exhausted one.
+            (_, View::Windows(_) | View::Bucket { .. } | View::Log { .. }) => 0,
+        };
+        used.saturating_sub(self.ceiling())
+    }
+
     #[inline]
     pub fn remaining(&self, view: View, now_us: u64) -> u64 {
         match (self, view) {

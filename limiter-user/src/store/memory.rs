@@ -12,15 +12,17 @@ use std::{
 use limiter_common::time::UnixMicros;
 use parking_lot::{Mutex, MutexGuard};
 
-use self::{index::KeyHash, shard::Shard};
+use self::{index::KeyHash, near::Near, shard::Shard};
 use super::{
-    At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
-    counter::{OwnTotals, SharedCounts},
+    At, Cell, CellOutcome, CellRef, Charge, CounterKey, Store, StoreError,
+    algorithm::View,
+    counter::{Adopts, OwnTotals, SharedCounts},
 };
 use crate::clock::Clock;
 
 mod decide;
 mod index;
+mod near;
 mod shard;
 #[cfg(test)]
 mod tests;
@@ -58,6 +60,7 @@ pub struct MemoryStats {
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     shards: Box<[Locked]>,
+    near: Near,
 }
 
 /// Apart from its neighbours, so that two threads with different shards do not wait for each other's cache lines.
@@ -97,7 +100,7 @@ impl MemoryStore {
         let random = RandomState::new();
         let shard = |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number));
         let shard = |number| Locked(Mutex::new(shard(number)));
-        Self { clock, shards: (0..count).map(shard).collect() }
+        Self { clock, shards: (0..count).map(shard).collect(), near: Near::default() }
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
@@ -122,6 +125,16 @@ impl MemoryStore {
         removed
     }
 
+    /// Until a counter has come near its ceiling, so that other nodes should hear of it soon.
+    pub async fn nears_a_ceiling(&self) {
+        self.near.heard().await;
+    }
+
+    /// Everything that is queued is about to be shared.
+    pub fn begin_sharing(&self) {
+        self.near.begin();
+    }
+
     /// Takes counters that other nodes have not heard of out of the queue, at most `max`, into `out`.
     ///
     /// Each must come back through [`Self::apply`] or [`Self::requeue`].
@@ -136,9 +149,15 @@ impl MemoryStore {
     }
 
     /// Takes what the shared store answered to `sent` at `now`.
-    pub fn apply(&self, sent: &OwnTotals, shared: &SharedCounts, now: UnixMicros) {
+    pub fn apply(&self, sent: &OwnTotals, shared: &SharedCounts, now: UnixMicros, adopts: Adopts) {
         let hash = KeyHash::of_key(&sent.key);
-        self.shard_of(hash).learn(hash, sent, shared, now.get());
+        self.shard_of(hash).learn(hash, sent, shared, now.get(), adopts);
+    }
+
+    /// Takes what a decision that the shared store made at `now` left of a counter, for when it cannot be asked.
+    pub fn inform(&self, cell: &CellRef<'_>, view: View, now: UnixMicros) {
+        let hash = KeyHash::of(cell);
+        self.shard_of(hash).inform(hash, cell, view, now.get());
     }
 
     /// Puts a counter back into the queue: what was sent may not have arrived.

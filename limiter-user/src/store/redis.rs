@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use limiter_common::time::UnixMicros;
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 
 pub use self::{
@@ -20,7 +21,7 @@ pub use self::{
     examine::{Examination, ServerFacts, examine_now},
     key::redis_key,
     keys::{KeyChange, KeyCondition, KeyPage, KeyRefusal, MergedKey, RedisKeys, StoredKey},
-    script::SyncReply,
+    script::{Judged, SyncReply},
 };
 use self::{
     calls::Calls,
@@ -30,7 +31,11 @@ use self::{
     sentinel::Sentinels,
     slot::slot,
 };
-use super::{At, Cell, CellOutcome, Charge, Store, StoreError, counter::OwnTotals};
+use super::{
+    At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
+    counter::OwnTotals,
+    lease::{Lent, Statement},
+};
 use crate::clock::Stopwatch;
 
 mod access;
@@ -64,7 +69,8 @@ struct Shared {
     timeout: Duration,
     decide: Script,
     sync: Script,
-    calls: Calls,
+    lease: Script,
+    calls: Arc<Calls>,
 }
 
 #[derive(Debug)]
@@ -76,6 +82,16 @@ enum Servers {
 impl RedisStore {
     /// Fails on an address that cannot be one, never because Redis is away: the first call connects.
     pub fn connect(config: &RedisConfig) -> Result<Self, RedisConfigError> {
+        Self::connect_counting(config, Arc::default())
+    }
+
+    /// The same servers by connections of its own, so that a request does not stand behind a batch. Calls are counted
+    /// together.
+    pub fn connect_beside(&self, config: &RedisConfig) -> Result<Self, RedisConfigError> {
+        Self::connect_counting(config, Arc::clone(&self.0.calls))
+    }
+
+    fn connect_counting(config: &RedisConfig, calls: Arc<Calls>) -> Result<Self, RedisConfigError> {
         let refused = |error: redis::RedisError| RedisConfigError { reason: error.to_string() };
         let access = config.access()?;
         let generations = Arc::new(AtomicU64::new(0));
@@ -102,7 +118,8 @@ impl RedisStore {
             timeout: config.timeout,
             decide: Script::decide(),
             sync: Script::sync(),
-            calls: Calls::default(),
+            lease: Script::lease(),
+            calls,
         })))
     }
 
@@ -146,6 +163,30 @@ impl RedisStore {
             Ok(reply)
         };
         Ok(replies.into_iter().zip(totals).zip(slots).map(parse).collect())
+    }
+
+    /// Lends what statements ask for, in one pipeline for each server; a reply each, in order. `number` is higher than that of
+    /// all earlier statements about the same counters. The error is for when no server has answered.
+    pub(super) async fn lend(
+        &self,
+        number: u64,
+        parts: u64,
+        statements: &[(CounterKey, Statement)],
+        deadline: Duration,
+    ) -> Result<Vec<Result<Lent, StoreError>>, StoreError> {
+        const OPERATION: &str = "lend";
+        let call = |(key, statement): &(CounterKey, Statement)| {
+            let key = redis_key(key);
+            let command = script::lease(&self.0.lease, number, parts, statement, key.as_bytes());
+            Call { slot: slot(key.as_bytes()), command }
+        };
+        let replies = self.run(OPERATION, &self.0.lease, statements.iter().map(call).collect(), deadline).await?;
+        let parse = |reply: Result<Value, StoreError>| {
+            let (lent, replaced) = script::lent(reply?).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
+            self.0.calls.values_replaced(u64::from(replaced));
+            Ok(lent)
+        };
+        Ok(replies.into_iter().map(parse).collect())
     }
 
     /// Redis' clock, in microseconds since 1970. Of a cluster, that of one node.
@@ -332,35 +373,76 @@ fn is_noscript(reply: &RedisResult<Value>) -> bool {
 impl Store for RedisStore {
     /// One call with all counters, if one server has them; see [`spread`] for those that several have.
     async fn check(&self, at: At, charge: Charge, cells: &[Cell]) -> Result<Vec<CellOutcome>, StoreError> {
-        let keys: Vec<Vec<u8>> = cells.iter().map(|cell| redis_key(&cell.key).into_bytes()).collect();
-        match &self.0.servers {
-            Servers::One(_) => self.decide(at, charge, cells, &keys, CLOCK_SLOT).await,
-            Servers::Cluster(_) => self.check_spread(at, charge, cells, &keys).await,
-        }
+        let judged = self.judge(at, charge, cells, self.0.timeout).await?;
+        Ok(judged.into_iter().map(|judged| judged.outcome).collect())
     }
 }
 
+/// What is asked of one call of `decide.lua`.
+#[derive(Clone, Copy)]
+struct Question {
+    at: At,
+    charge: Charge,
+    /// Of a refund: when the cost was charged.
+    charged_us: Option<u64>,
+    deadline: Duration,
+}
+
 impl RedisStore {
-    /// One call of `decide.lua`, whose keys are all in one slot.
-    async fn decide(
+    /// How long a request waits for Redis.
+    pub fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    /// Decides all cells at once, within the deadline.
+    pub async fn judge(
         &self,
         at: At,
         charge: Charge,
         cells: &[Cell],
+        deadline: Duration,
+    ) -> Result<Vec<Judged>, StoreError> {
+        self.ask(Question { at, charge, charged_us: None, deadline }, cells).await
+    }
+
+    /// Gives back what was charged at these instants by the server's clock, and nothing that anybody else was charged since.
+    pub async fn take_back(&self, cells: &[(Cell, UnixMicros)], deadline: Duration) -> Result<(), StoreError> {
+        for (cell, charged) in cells {
+            let charged_us = Some(charged.get());
+            let question = Question { at: At::StoreClock, charge: Charge::Refund, charged_us, deadline };
+            self.ask(question, std::slice::from_ref(cell)).await?;
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, question: Question, cells: &[Cell]) -> Result<Vec<Judged>, StoreError> {
+        let keys: Vec<Vec<u8>> = cells.iter().map(|cell| redis_key(&cell.key).into_bytes()).collect();
+        match &self.0.servers {
+            Servers::One(_) => self.decide(question, cells, &keys, CLOCK_SLOT).await,
+            Servers::Cluster(_) => self.check_spread(question, cells, &keys).await,
+        }
+    }
+
+    /// One call of `decide.lua`, whose keys are all in one slot.
+    async fn decide(
+        &self,
+        question: Question,
+        cells: &[Cell],
         keys: &[Vec<u8>],
         slot: u16,
-    ) -> Result<Vec<CellOutcome>, StoreError> {
+    ) -> Result<Vec<Judged>, StoreError> {
         const OPERATION: &str = "decide";
+        let Question { at, charge, charged_us, deadline } = question;
         let now_us = match at {
             At::StoreClock => 0,
             At::Given(now) => now.get(),
         };
-        let command = script::decide(&self.0.decide, now_us, charge, cells, keys);
-        let mut replies = self.run(OPERATION, &self.0.decide, vec![Call { slot, command }], self.0.timeout).await?;
+        let command = script::decide(&self.0.decide, now_us, charge, cells, keys, charged_us);
+        let mut replies = self.run(OPERATION, &self.0.decide, vec![Call { slot, command }], deadline).await?;
         let Some(reply) = replies.pop() else { return Err(self.bad_reply(OPERATION, "no reply".to_owned())) };
         let decided = script::decided(reply?, charge, cells).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
         self.0.calls.values_replaced(decided.replaced);
-        Ok(decided.outcomes)
+        Ok(decided.cells)
     }
 }
 

@@ -13,15 +13,16 @@ use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use self::offset::OffsetBounds;
+use self::{bound::Bounds, offset::OffsetBounds};
 use super::{
-    StoreError,
-    counter::{OwnState, OwnTotals},
+    CounterKey, StoreError,
+    counter::{Adopts, OwnState, OwnTotals},
     memory::MemoryStore,
     redis::{RedisStore, SyncReply},
 };
 use crate::clock::{Clock, SharedClock, Stopwatch};
 
+mod bound;
 mod offset;
 
 /// Changes of the clock's offset from here on are counted and logged.
@@ -99,6 +100,8 @@ pub struct SyncStats {
     pub refills: u64,
     /// Totals of windows that had not begun by Redis' clock.
     pub ahead: u64,
+    /// Rounds that did not wait for the interval, since a counter came near its ceiling.
+    pub early_rounds: u64,
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +109,7 @@ struct Progress {
     stats: SyncStats,
     pending_since: Option<Stopwatch>,
     last_success: Option<Stopwatch>,
+    bounds: Bounds,
 }
 
 /// Where others read how sharing goes.
@@ -121,9 +125,17 @@ impl SyncStatus {
             ..progress.stats.clone()
         }
     }
+
+    /// By rule, how many units above its ceiling all nodes together may let one counter get, as this node has seen them use it:
+    /// the nodes times the most that this node has admitted on one counter between two exchanges.
+    pub fn overshoot_bounds(&self) -> Vec<(Arc<str>, u64)> {
+        self.0.lock().bounds.all()
+    }
 }
 
-#[derive(Debug)]
+/// Whether a counter is one node's alone, so that the others' counts are taken once.
+pub type IsLocal = Box<dyn Fn(&CounterKey) -> bool + Send + Sync>;
+
 pub struct SyncWorker {
     memory: Arc<MemoryStore>,
     redis: RedisStore,
@@ -137,6 +149,15 @@ pub struct SyncWorker {
     batch: Vec<OwnTotals>,
     /// Counters still to be sent of a refill, while losses say nothing new.
     refilling: usize,
+    is_local: IsLocal,
+    /// Whether the last round succeeded: what was admitted since then is what one interval admits.
+    is_sharing: bool,
+}
+
+impl std::fmt::Debug for SyncWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SyncWorker").field("redis", &self.redis).field("config", &self.config).finish_non_exhaustive()
+    }
 }
 
 /// The servers that have what this node sent.
@@ -160,7 +181,20 @@ impl SyncWorker {
             clock_is_set: false,
             batch: Vec::new(),
             refilling: 0,
+            is_local: Box::new(|_| false),
+            is_sharing: false,
         }
+    }
+
+    /// Says of which counters the others' counts are taken once. All others are shared, unless this is called.
+    #[must_use]
+    pub fn with_local(mut self, is_local: IsLocal) -> Self {
+        self.is_local = is_local;
+        self
+    }
+
+    fn adopts(&self, key: &CounterKey) -> Adopts {
+        if (self.is_local)(key) { Adopts::Once } else { Adopts::Always }
     }
 
     pub fn status(&self) -> SyncStatus {
@@ -171,11 +205,18 @@ impl SyncWorker {
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut ticks = tokio::time::interval(self.config.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_round = Stopwatch::start();
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 _ = ticks.tick() => {}
+                () = self.early(&last_round) => {
+                    // In place of the next one.
+                    ticks.reset();
+                    self.status.0.lock().stats.early_rounds += 1;
+                }
             }
+            last_round = Stopwatch::start();
             tokio::select! {
                 () = shutdown.cancelled() => {
                     // The round was cut off: what it had sent may not have arrived.
@@ -186,6 +227,18 @@ impl SyncWorker {
             }
         }
         self.flush(Duration::from_secs(1)).await;
+    }
+
+    /// Until a counter nears its ceiling, and a quarter of the interval has passed since the last round. While Redis is away
+    /// nobody hears of it anyway.
+    async fn early(&self, last_round: &Stopwatch) {
+        loop {
+            self.memory.nears_a_ceiling().await;
+            if self.status.0.lock().stats.state == SyncState::Connected {
+                break;
+            }
+        }
+        tokio::time::sleep((self.config.interval / 4).saturating_sub(last_round.elapsed())).await;
     }
 
     /// Sends what is queued, for at most `deadline`. Returns whether everything was confirmed.
@@ -204,10 +257,13 @@ impl SyncWorker {
     /// One exchange with Redis: everything that was queued when it began.
     pub async fn round(&mut self) {
         let start = Stopwatch::start();
+        self.memory.begin_sharing();
         if self.memory.stats().queued > 0 {
             self.status.0.lock().pending_since.get_or_insert(start);
         }
-        match self.exchange().await {
+        let result = self.exchange().await;
+        self.is_sharing = result.is_ok() && self.refilling == 0;
+        match result {
             Ok(()) => {
                 // What is queued by now is younger than the round.
                 let pending = self.memory.stats().queued > 0;
@@ -293,11 +349,14 @@ impl SyncWorker {
         let mut bounds = OffsetBounds::default();
         let mut seen = Seen::default();
         let mut refusal = None;
-        for (totals, reply) in self.batch.drain(..).zip(replies) {
+        for (totals, reply) in std::mem::take(&mut self.batch).into_iter().zip(replies) {
             match reply {
                 Ok(reply) => {
                     if reply.is_of_clock {
                         bounds.narrow(reply.now_us, start, end);
+                    }
+                    if self.is_sharing {
+                        self.status.0.lock().bounds.see(&totals);
                     }
                     seen.known += u64::from(totals.is_known());
                     seen.lost += u64::from(is_lost(&totals, &reply));
@@ -305,7 +364,8 @@ impl SyncWorker {
                         seen.ahead += 1;
                         self.memory.requeue(&totals.key);
                     } else {
-                        self.memory.apply(&totals, &reply.shared, UnixMicros::new(reply.now_us));
+                        let now = UnixMicros::new(reply.now_us);
+                        self.memory.apply(&totals, &reply.shared, now, self.adopts(&totals.key));
                     }
                 }
                 Err(error) => {
