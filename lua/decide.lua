@@ -6,6 +6,8 @@
 --   algorithm: 1 sliding_window | 2 fixed_window | 3 token_bucket | 4 leaky_bucket | 5 sliding_log; most: the ceiling of a window, the
 --   burst of a bucket; interval_ns (buckets only): the time that a unit takes to come back; max_delay_us: leaky only;
 --   enforced 0: shadow, its denial changes nothing
+-- ARGV[7n+4], of a refund only, may be absent: when the costs were charged, in microseconds by this server's clock. Then only
+--   what was charged at that time is given back, of windows in the window that it was charged in, whatever came after
 -- Returns { now_us, replaced, then a counter each: outcome 1 allowed | 0 denied | -1 never, and three numbers of its state }
 --   log: units used, microseconds until the cost fits, when the last admission leaves
 --   windows: index, previous, current   buckets: tat_us, tat_ns, nanoseconds that it lacked when the cost was weighed
@@ -43,14 +45,25 @@ local function outcome_of(cell, counter, taken)
   return used + taken <= cell.burst - cell.cost and 1 or 0
 end
 
+local charged_us = refund and tonumber(ARGV[7 * #KEYS + 4])
+
 local function give_back(cell, counter)
   if cell.kind == BUCKET then
     local lacks = ahead(counter, now, cell.fill)
-    set_ahead(counter, now, lacks - math.min(lacks, math.min(cell.cost, cell.burst) * cell.interval))
+    local back = math.min(cell.cost, cell.burst) * cell.interval
+    -- A bucket that was full meanwhile has thrown away what came back by itself: that much at most.
+    if charged_us then back = math.max(0, back - math.max(0, now.us - charged_us) * 1000) end
+    set_ahead(counter, now, lacks - math.min(lacks, back))
+  elseif cell.kind == WINDOWS and charged_us then
+    local behind = counter[INDEX] - div(charged_us, cell.window)
+    local field = behind == 0 and CURRENT or behind == 1 and PREVIOUS
+    if field then counter[field] = math.max(0, counter[field] - cell.cost) end
   elseif cell.kind == LOG then
     local left = cell.cost
     for entry = #counter - 3, NODES, -4 do
-      local back = math.min(left, counter[entry + 3])
+      -- Those of requests decided here are nobody's part.
+      local is_meant = not charged_us or (counter[entry] == 0 and counter[entry + 2] == charged_us)
+      local back = is_meant and math.min(left, counter[entry + 3]) or 0
       counter[entry + 3], left = counter[entry + 3] - back, left - back
     end
   else

@@ -68,9 +68,7 @@ if kind == LOG then
   return reply
 end
 
-local node = NODES
-while counter[node] and counter[node] ~= tag do node = node + 4 end
-local is_known = counter[node] ~= nil
+local node, is_known = node_of(counter, tag)
 local is_news = status == 0 and (not is_known or number > counter[node + 1])
 local own_previous, own_current = counter[node + 2] or 0, counter[node + 3] or 0
 local known, changed = -1, false
@@ -82,8 +80,7 @@ if kind == WINDOWS then
   -- One window late, what it calls current is the previous one here.
   if behind == 1 then previous, current = current, own_current end
   if is_news and behind <= 1 and (is_known or previous > 0 or current > 0) then
-    counter[PREVIOUS] = math.max(0, math.min(counter[PREVIOUS] + (previous - own_previous), MAX))
-    counter[CURRENT] = math.max(0, math.min(counter[CURRENT] + (current - own_current), MAX))
+    add_difference(counter, previous - own_previous, current - own_current)
     own_previous, own_current, changed = previous, current, true
   end
 elseif is_news then
@@ -102,13 +99,7 @@ elseif is_news then
   own_previous, own_current, changed = 0, total, true
 end
 
-if changed then
-  if not is_known and (node - NODES) / 4 >= MAX_NODES then
-    for _ = 1, 4 do table.remove(counter, NODES) end
-    node = node - 4
-  end
-  counter[node], counter[node + 1], counter[node + 2], counter[node + 3] = tag, number, own_previous, own_current
-end
+if changed then keep_node(counter, node, is_known, tag, number, own_previous, own_current) end
 finish(changed)
 
 local reply = { now.us, status, replaced and 1 or 0, known }

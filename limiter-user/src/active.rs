@@ -10,9 +10,9 @@ use limiter_common::{rule::EnforcementMode, time::UnixMicros};
 
 use crate::{
     metrics::{BypassMetrics, Metrics, RuleMetrics},
-    policy::{Matching, Policy, Scope},
+    policy::{Matching, Policy, Precision, Scope},
     pressure::{Pressure, Tightened},
-    store::Name,
+    store::{CounterKey, Name},
 };
 
 /// The one pointer.
@@ -37,6 +37,10 @@ pub struct Active {
     pub never_pushed: Vec<IpNet>,
     /// Whether anything in the policy is about keys or their users.
     pub limits_keys: bool,
+    /// Names of the counters that one node alone has at a time.
+    pub local: Vec<Name>,
+    /// Whether memory alone may not be able to decide, for the precision of any rule.
+    pub asks_redis: bool,
     /// Whether any rule is about sessions.
     pub limits_sessions: bool,
     pub loaded_at: UnixMicros,
@@ -80,7 +84,7 @@ impl Active {
             by_endpoint,
             narrows,
             counter_names: policy.rules.iter().map(|rule| Arc::clone(&rule.id).into()).collect(),
-            metrics: policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect(),
+            metrics: policy.rules.iter().map(|rule| metrics.rule(rule, loaded_at)).collect(),
             bypassed: metrics.bypassed(),
             shares: pressure.shares_of(&policy.rules),
             never_pushed: trusted_proxies
@@ -91,10 +95,25 @@ impl Active {
                 .collect(),
             limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User))
                 || !policy.bypass.key_ids.is_empty(),
+            local: policy
+                .rules
+                .iter()
+                .filter(|rule| rule.precision == Precision::Local)
+                .map(|rule| Arc::clone(&rule.id).into())
+                .collect(),
+            asks_redis: policy
+                .rules
+                .iter()
+                .any(|rule| rule.precision.asks_redis() && rule.mode != EnforcementMode::Off),
             limits_sessions: policy.rules.iter().any(|rule| rule.scope == Scope::Session),
             policy,
             loaded_at,
         }
+    }
+
+    /// Whether a counter is used by one node at a time, so that what others had is taken over once.
+    pub fn is_local(&self, key: &CounterKey) -> bool {
+        self.local.contains(&key.rule)
     }
 
     pub fn share(self) -> SharedActive {

@@ -25,7 +25,7 @@ use crate::{
     events::EventWorker,
     host::HostAddresses,
     identity::{JwtWatch, KeyFollower, KeyStore, KeyWatch, key_follower::KeyUser},
-    limiter::Limiter,
+    limiter::{Limiter, Precise},
     metrics::Metrics,
     policy::Policy,
     pressure::Pressure,
@@ -36,6 +36,7 @@ use crate::{
     reload::{Asked, Reloader},
     status::StatusSource,
     store::{
+        lease::{LeaseConfig, Leases},
         memory::MemoryStore,
         recovery::{Recovery, recover},
         redis::{RedisConfig, RedisStore},
@@ -65,6 +66,7 @@ pub struct Agent {
     push: Option<PushWorker>,
     events: Option<EventWorker>,
     sync: Option<SyncWorker>,
+    leases: Option<Leases>,
     /// Of API keys in Redis.
     keys: Option<KeyFollower>,
 }
@@ -84,16 +86,17 @@ impl Agent {
             StoreKind::Memory => MemoryStore::new(Arc::clone(&window_clock), config.store.max_counters),
             StoreKind::Redis(_) => MemoryStore::shared(Arc::clone(&window_clock), config.store.max_counters),
         });
-        let (sync, shared) = match &config.store.kind {
-            StoreKind::Memory => (None, None),
+        let (sync, shared, precise) = match &config.store.kind {
+            StoreKind::Memory => (None, None, None),
             StoreKind::Redis(redis) => {
                 let mut access = redis_config(redis);
                 access.breaker = Some(config.store.breaker);
                 let store = RedisStore::connect(&access)?;
+                let precise = precise(&store, &access, redis.sync_interval, &clock)?;
                 let (interval, heartbeat) = (redis.sync_interval, redis.heartbeat);
                 let sync_config = SyncConfig { interval, heartbeat, ..SyncConfig::default() };
                 let worker = SyncWorker::new(Arc::clone(&counters), store.clone(), Arc::clone(&clock), sync_config);
-                let mut worker = worker.of_node(&config.node.id);
+                let mut worker = worker.of_node(&config.node.id).probing(precise.redis.clone());
                 // Windows are Redis' from the first request on, if Redis is there.
                 worker.round().await;
                 if worker.status().get().state == SyncState::Connected {
@@ -101,7 +104,7 @@ impl Agent {
                     tell_recovery(&recovery);
                 }
                 let status = worker.status();
-                (Some(worker), Some((status, store)))
+                (Some(worker), Some((status, store)), Some(precise))
             }
         };
 
@@ -122,6 +125,10 @@ impl Agent {
         let proxies = &config.identity.trusted_proxies;
         let active = Active::derive(policy, proxies, &metrics, &pressure, clock.local()).share();
         let redis = shared.as_ref().map(|(_, redis)| redis.clone());
+        let sync = sync.map(|sync| {
+            let active = Arc::clone(&active);
+            sync.with_local(Box::new(move |key| active.load().is_local(key)))
+        });
         let status = StatusSource::new(
             &config,
             Arc::clone(&active),
@@ -130,6 +137,8 @@ impl Agent {
             shared,
             Arc::clone(&pressure),
         );
+        let leases = precise.as_ref().map(|precise| precise.leases.clone());
+        let status = status.with_leases(leases.clone());
         let status = Arc::new(status.with_keys(follower.as_ref().map(KeyFollower::status)));
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
@@ -150,11 +159,10 @@ impl Agent {
             Some(dataplane) => event_worker(dataplane, prefixes, &metrics, &top)?,
             None => None,
         };
-        let limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
-        let limiter = match redis {
-            Some(redis) => limiter.sharing_through(redis),
-            None => limiter,
-        };
+        let mut limiter = Limiter::new(Arc::clone(&active), Arc::clone(&counters), window_clock, prefixes);
+        if let (Some(redis), Some(precise)) = (redis, precise) {
+            limiter = limiter.sharing_through(redis).with_precise(precise);
+        }
         let (identity, families) = (config.identity.clone(), config.api.headers);
         let is_in_file = identity.order.contains(&IdentityKind::ApiKey) && identity.key_store == KeyStoreKind::File;
         let watch = is_in_file.then_some(watch);
@@ -197,7 +205,7 @@ impl Agent {
         });
         let keeper =
             Keeper { gate, keys: watch, jwt: jwt_watch, counters, clock, dataplane, host, top, mend_error: None };
-        Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync, keys: follower })
+        Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync, leases, keys: follower })
     }
 
     /// Where it serves, and what it limits; "ready" only where requests are decided from now on.
@@ -261,9 +269,13 @@ impl Agent {
         // Goes on while open requests are answered, so that what they are charged is shared too.
         let answered = CancellationToken::new();
         let sync = self.sync.map(|sync| tokio::spawn(sync.run(answered.clone())));
+        let leases = self.leases.map(|leases| tokio::spawn(leases.run(answered.clone())));
         tasks.close();
         tasks.wait().await;
         answered.cancel();
+        if let Some(leases) = leases {
+            leases.await.context("giving unused leases back to Redis")?;
+        }
         if let Some(sync) = sync {
             sync.await.context("handing the last counts over to Redis")?;
         }
@@ -272,6 +284,20 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// Requests have connections of their own, so that they do not stand behind a batch of counters.
+fn precise(
+    store: &RedisStore,
+    config: &RedisConfig,
+    sync_interval: Duration,
+    clock: &Arc<SharedClock>,
+) -> Result<Precise> {
+    let redis = store.connect_beside(config)?;
+    let mut terms = LeaseConfig::default();
+    terms.spacing = sync_interval / 4;
+    let leases = Leases::new(redis.clone(), Arc::clone(clock), terms);
+    Ok(Precise { redis, leases })
 }
 
 /// Removes what has run out, and makes changed files and addresses effective.

@@ -6,25 +6,30 @@
 
 mod decision;
 mod failure;
+mod precise;
 mod select;
 mod turns;
+mod unanswered;
 
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
-use failure::Failing;
-use limiter_common::addr::SrcPrefixes;
+use failure::{Failing, Stores};
+use limiter_common::{addr::SrcPrefixes, time::UnixMicros};
+use parking_lot::MutexGuard;
+use precise::Judging;
+pub use precise::Precise;
 pub use select::{Attribute, Caller, Request, Subject};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 pub use turns::Turn;
-use turns::Turns;
+use turns::{Queues, Turns};
 
 use crate::{
     active::{Active, SharedActive},
     clock::Clock,
-    policy::{FailurePolicy, Scratch},
+    policy::{FailurePolicy, Precision, Scratch},
     store::{
         Algorithm, CellOutcome, CellRef, Charge, Outcomes,
         memory::{INLINE_CELLS, MemoryStore},
@@ -41,6 +46,8 @@ pub struct Limiter {
     prefixes: SrcPrefixes,
     /// Where counters are shared; `None` for a node alone.
     shared: Option<RedisStore>,
+    /// `None` of a node alone, whose memory is exact.
+    precise: Option<Precise>,
 }
 
 /// The counters that a request touches, and beside each the index of its rule. Inline as long as few rules match.
@@ -63,13 +70,20 @@ impl std::fmt::Debug for Limiter {
 impl Limiter {
     pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
         let turns = Turns::new(Arc::clone(&counters), Arc::clone(&clock));
-        Self { active, counters, turns, clock, prefixes, shared: None }
+        Self { active, counters, turns, clock, prefixes, shared: None, precise: None }
     }
 
     /// Does what rules want while `store` cannot be asked for their counters.
     #[must_use]
     pub fn sharing_through(self, store: RedisStore) -> Self {
         Self { shared: Some(store), ..self }
+    }
+
+    /// Asks Redis where a rule wants that.
+    #[must_use]
+    pub fn with_precise(mut self, precise: Precise) -> Self {
+        self.precise = Some(precise);
+        self
     }
 
     /// The policy that requests are decided by.
@@ -82,8 +96,9 @@ impl Limiter {
         self.active.load().policy.plans.iter().position(|plan| **plan == *name)
     }
 
-    /// Decides a request, and charges its counters when every enforced rule allows it.
-    pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
+    /// Decides a request, and charges its counters when every enforced rule allows it. `None` when Redis has to be asked:
+    /// nothing is charged then, and [`Self::ask`] decides.
+    pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Option<Decision> {
         let active = self.active.load();
         let now = self.clock.now();
         if let Some(kind) = select::bypass(&active.policy.bypass, request, scratch) {
@@ -91,31 +106,124 @@ impl Limiter {
                 active.bypassed.count(kind);
             }
             let decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
-            return Decision { bypass: Some(kind), ..decision };
+            return Some(Decision { bypass: Some(kind), ..decision });
         }
         let mut touched = Touched::default();
         self.touch(&active, request, scratch, &mut touched);
         if touched.cells.is_empty() {
-            return Decision::without_rule(request.subject.is_unauthenticated(), now);
+            return Some(Decision::without_rule(request.subject.is_unauthenticated(), now));
         }
+        let failing = self.failing(&active, request, &mut touched, now);
+        if active.asks_redis
+            && let Some(precise) = &self.precise
+            && touched.ask_redis(&active, &failing)
+        {
+            return self.decide_precisely(&active, precise, request, &touched, failing, now);
+        }
+        Some(self.decide_in_memory(&active, request, &touched, &failing, now))
+    }
+
+    /// Which counters of a request cannot be shared. While all can, that is one look at the breakers.
+    #[inline]
+    fn failing(&self, active: &Active, request: &Request<'_>, touched: &mut Touched<'_>, now: UnixMicros) -> Failing {
+        let Some(shared) = &self.shared else { return Failing::default() };
+        let precise = self.precise.as_ref().filter(|_| active.asks_redis);
+        if shared.is_whole() && precise.is_none_or(|precise| precise.redis.is_whole()) {
+            return Failing::default();
+        }
+        failure::apply(Stores { shared, precise }, &self.counters, now, request, active, touched)
+    }
+
+    #[inline]
+    fn decide_in_memory(
+        &self,
+        active: &Active,
+        request: &Request<'_>,
+        touched: &Touched<'_>,
+        failing: &Failing,
+        now: UnixMicros,
+    ) -> Decision {
         let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
         let queues = shapes.then(|| self.turns.lock());
         let mut outcomes = Outcomes::new();
-        let failing = match self.shared.as_ref().filter(|store| !store.is_whole()) {
-            None => Failing::default(),
-            Some(store) => failure::apply(store, &self.counters, now, request, &active, &mut touched),
-        };
-        let charge = failing.charge(request.charge, &touched);
+        let charge = failing.charge(request.charge, touched);
         self.counters.decide_into(now, charge, &touched.cells, &mut outcomes);
         failing.settle(&touched.cells, &mut outcomes);
         let mut decision =
-            decision::conclude(request, now, &touched, &outcomes, &failing, &active.policy.rules, &active.metrics);
-        if let Some(mut queues) = queues
-            && !decision.is_refusal()
-            && let Some((cell, outcome)) = longest_delay(&touched.cells, &outcomes)
+            decision::conclude(request, now, touched, &outcomes, failing, &active.policy.rules, &active.metrics);
+        if let Some(queues) = queues {
+            self.hold(queues, &mut decision, touched, &outcomes);
+        }
+        decision
+    }
+
+    /// Has the answer wait for its turn, if it has one.
+    fn hold(
+        &self,
+        mut queues: MutexGuard<'_, Queues>,
+        decision: &mut Decision,
+        touched: &Touched<'_>,
+        outcomes: &[CellOutcome],
+    ) {
+        if !decision.is_refusal()
+            && let Some((cell, outcome)) = longest_delay(&touched.cells, outcomes)
         {
             let turn = Instant::now() + Duration::from_micros(outcome.delay_us);
             decision.turn = Some(queues.join(&self.turns, cell.to_owned(), turn));
+        }
+    }
+
+    /// Out of line, since most policies have no such rules.
+    #[cold]
+    fn decide_precisely(
+        &self,
+        active: &Active,
+        precise: &Precise,
+        request: &Request<'_>,
+        touched: &Touched<'_>,
+        failing: Failing,
+        now: UnixMicros,
+    ) -> Option<Decision> {
+        let shapes = touched.cells.iter().any(is_shaped);
+        if request.charge != Charge::Commit || shapes {
+            return None;
+        }
+        let mut judging = Judging::new(precise, &self.counters, now, active, touched, failing);
+        if !judging.at_once() {
+            return None;
+        }
+        let Judging { failing, mut outcomes, .. } = judging;
+        failing.settle(&touched.cells, &mut outcomes);
+        let (rules, metrics) = (&active.policy.rules, &active.metrics);
+        Some(decision::conclude(request, now, touched, &outcomes, &failing, rules, metrics))
+    }
+
+    /// Decides a request of which memory alone cannot. Waits for Redis no longer than its deadline is.
+    pub async fn ask(&self, request: &Request<'_>) -> Decision {
+        let active = self.active.load_full();
+        let mut touched = Touched::default();
+        self.touch(&active, request, &mut Scratch::default(), &mut touched);
+        let now = self.clock.now();
+        let Some(precise) = self.precise.as_ref().filter(|_| !touched.cells.is_empty()) else {
+            return Decision::without_rule(request.subject.is_unauthenticated(), now);
+        };
+        let failing = self.failing(&active, request, &mut touched, now);
+        if !touched.ask_redis(&active, &failing) {
+            // It was left alone only now.
+            return self.decide_in_memory(&active, request, &touched, &failing, now);
+        }
+        let mut judging = Judging::new(precise, &self.counters, now, &active, &touched, failing);
+        match request.charge {
+            Charge::Commit => judging.commit().await,
+            Charge::Peek => judging.peek().await,
+            Charge::Refund => judging.refund().await,
+        }
+        let Judging { failing, mut outcomes, .. } = judging;
+        failing.settle(&touched.cells, &mut outcomes);
+        let mut decision =
+            decision::conclude(request, now, &touched, &outcomes, &failing, &active.policy.rules, &active.metrics);
+        if request.charge == Charge::Commit && touched.cells.iter().any(is_shaped) {
+            self.hold(self.turns.lock(), &mut decision, &touched, &outcomes);
         }
         decision
     }
@@ -131,6 +239,22 @@ impl Limiter {
                 touched.rules.push(index);
             }
         }
+    }
+}
+
+impl Touched<'_> {
+    /// Of each rule; memory decides where a counter cannot be shared.
+    fn precisions(&self, active: &Active, failing: &Failing) -> impl Iterator<Item = Precision> {
+        let precision = |(place, index): (usize, &usize)| match failing.at(place) {
+            None => active.policy.rules[*index].precision,
+            Some(_) => Precision::Async,
+        };
+        self.rules.iter().enumerate().map(precision)
+    }
+
+    /// Whether memory alone may not be able to decide. What is denied anyway needs nobody else.
+    fn ask_redis(&self, active: &Active, failing: &Failing) -> bool {
+        self.precisions(active, failing).any(Precision::asks_redis) && !failing.denies(self)
     }
 }
 

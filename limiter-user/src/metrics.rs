@@ -4,8 +4,16 @@
 
 mod durations;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::BuildHasher as _,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
+use foldhash::fast::FixedState;
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text::encode},
@@ -23,6 +31,7 @@ use limiter_common::{
     event::{EventClass, EventCounts, EventKind},
     schema::SCHEMA_VERSION,
     stats,
+    time::UnixMicros,
     verdict::Verdict,
 };
 
@@ -31,10 +40,11 @@ use crate::{
     dataplane::MapUsage,
     identity::key_follower::FollowedState,
     limiter::Kind,
-    policy::{BypassKind, FailurePolicy},
+    policy::{BypassKind, FailurePolicy, Rule},
     pressure,
     store::{
         breaker::BreakerState,
+        lease::LeaseStats,
         memory::MemoryStats,
         redis::{BreakerCounts, CallStats, DURATION_BOUNDS_US, Shard},
         sync::{SyncState, SyncStats},
@@ -48,6 +58,11 @@ struct CheckLabels {
     decision: &'static str,
     /// What the decision was made from.
     source: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RuleLabels {
+    rule: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -110,6 +125,9 @@ pub struct Metrics {
     registry: Registry,
     checks: Family<CheckLabels, Counter>,
     store_failures: Family<FailureLabels, Counter>,
+    overshoot: Family<RuleLabels, Gauge>,
+    /// By rule, its limits and since when they hold.
+    limits: Mutex<HashMap<Arc<str>, (u64, UnixMicros)>>,
     bypassed: Family<BypassLabels, Counter>,
     check_duration: Durations<{ CHECK_BUCKETS_NS.len() }>,
     pushes: Family<PushLabels, Counter>,
@@ -128,6 +146,9 @@ pub struct RuleMetrics {
     shadow_denied: Counter,
     /// By [`FailurePolicy`].
     store_failures: [Counter; FailurePolicy::ALL.len()],
+    overshoot: Gauge,
+    /// Before, a counter may be above its ceiling since that was lowered.
+    overshoot_from: UnixMicros,
 }
 
 impl RuleMetrics {
@@ -146,6 +167,14 @@ impl RuleMetrics {
 
     pub fn failures(&self, policy: FailurePolicy) -> u64 {
         self.store_failures[policy as usize].get()
+    }
+
+    /// A counter stands so far above its ceiling.
+    #[inline]
+    pub fn saw_overshoot(&self, units: u64, now: UnixMicros) {
+        if units > 0 && now >= self.overshoot_from {
+            self.overshoot.inner().fetch_max(signed(units), Ordering::Relaxed);
+        }
     }
 
     pub fn count_shadow_denied(&self) {
@@ -204,6 +233,9 @@ impl Metrics {
         let store_failures = Family::<FailureLabels, Counter>::default();
         let help = "Requests to a rule whose counter could not be shared, by what on_store_failure did about it";
         registry.register("store_failures", help, store_failures.clone());
+        let overshoot = Family::<RuleLabels, Gauge>::default();
+        let help = "The most units that a counter was seen above its ceiling, since other nodes had admitted them";
+        registry.register("overshoot_units", help, overshoot.clone());
         let check_duration = Durations::new(CHECK_BUCKETS_NS.map(Duration::from_nanos));
         registry.register_with_unit(
             "check_duration",
@@ -240,6 +272,8 @@ impl Metrics {
             registry,
             checks,
             store_failures,
+            overshoot,
+            limits: Mutex::default(),
             bypassed,
             check_duration,
             pushes,
@@ -252,7 +286,8 @@ impl Metrics {
     }
 
     /// The counters of a rule. They go on where they were when a policy is loaded again.
-    pub fn rule(&self, id: &str) -> RuleMetrics {
+    pub fn rule(&self, rule: &Rule, loaded_at: UnixMicros) -> RuleMetrics {
+        let id = &*rule.id;
         let counter =
             |decision| self.checks.get_or_create(&CheckLabels { rule: id.into(), decision, source: MEMORY }).clone();
         let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str())).collect();
@@ -263,7 +298,24 @@ impl Metrics {
         });
         let store_failures: Vec<Counter> = failures.collect();
         let store_failures = store_failures.try_into().unwrap_or_else(|_| unreachable!("one a policy"));
-        RuleMetrics { decisions, shadow_denied: counter("shadow_denied"), store_failures }
+        let overshoot = self.overshoot.get_or_create(&RuleLabels { rule: id.into() }).clone();
+        let overshoot_from = self.overshoot_from(rule, loaded_at);
+        RuleMetrics { decisions, shadow_denied: counter("shadow_denied"), store_failures, overshoot, overshoot_from }
+    }
+
+    /// Two windows after the rule's limits changed; at once where it is new.
+    fn overshoot_from(&self, rule: &Rule, loaded_at: UnixMicros) -> UnixMicros {
+        let mut overrides: Vec<_> = rule.overrides.iter().collect();
+        overrides.sort_unstable_by_key(|(client, _)| Arc::clone(client));
+        let what = format!("{:?} {:?} {overrides:?}", rule.limit, rule.plans);
+        let hash = FixedState::default().hash_one(what);
+        let after = UnixMicros::new(loaded_at.get().saturating_add(rule.window_us.saturating_mul(2)));
+        let mut limits = self.limits.lock();
+        let known = limits.entry(Arc::clone(&rule.id)).or_insert((hash, UnixMicros::new(0)));
+        if known.0 != hash {
+            *known = (hash, after);
+        }
+        known.1
     }
 
     /// The counters of bypassed requests, present from the start.
@@ -345,6 +397,10 @@ pub struct Snapshot {
     pub pressure: pressure::Reading,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<Shared>,
+    /// By rule, how far above its ceiling nodes may let a counter get.
+    pub overshoot_bounds: Vec<(Arc<str>, u64)>,
+    /// `None` for a node alone.
+    pub leases: Option<LeaseStats>,
     /// API keys in Redis; `None` where they are in a file.
     pub keys: Option<FollowedState>,
 }
@@ -410,6 +466,10 @@ impl<S: Source> Collector for Scraped<S> {
         if let Some(shared) = &snapshot.shared {
             encode_shared(&mut encoder, shared)?;
             encode_breakers(&mut encoder, shared)?;
+            encode_overshoot_bounds(&mut encoder, &snapshot.overshoot_bounds)?;
+        }
+        if let Some(leases) = &snapshot.leases {
+            encode_leases(&mut encoder, leases)?;
         }
         if let Some(keys) = &snapshot.keys {
             encode_keys(&mut encoder, keys)?;
@@ -499,6 +559,7 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::R
         ("sync_batches", "Batches of counters that Redis took", sync.batches),
         ("sync_counters", "Counters in those batches", sync.counters_sent),
         ("sync_refills", "Times that a Redis was found to have lost counters, and was told them again", sync.refills),
+        ("sync_early", "Exchanges before their time, since a counter came near its ceiling", sync.early_rounds),
     ] {
         ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
     }
@@ -544,6 +605,30 @@ fn encode_breakers(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt:
     let help = "Nodes that share counters through this Redis, as it last said";
     let nodes = encoder.encode_descriptor("live_nodes", help, None, MetricType::Gauge)?;
     ConstGauge::new(i64::from(shared.live_nodes)).encode(nodes)
+}
+
+fn encode_overshoot_bounds(encoder: &mut DescriptorEncoder<'_>, bounds: &[(Arc<str>, u64)]) -> fmt::Result {
+    let help = "Units above its ceiling that nodes may let one counter of an async rule get: nodes times the most that this one \
+                has admitted between two exchanges";
+    let mut family = encoder.encode_descriptor("overshoot_bound_units", help, None, MetricType::Gauge)?;
+    for (rule, bound) in bounds {
+        ConstGauge::new(signed(*bound)).encode(family.encode_family(&[("rule", &**rule)])?)?;
+    }
+    Ok(())
+}
+
+fn encode_leases(encoder: &mut DescriptorEncoder<'_>, leases: &LeaseStats) -> fmt::Result {
+    let help = "Requests that found their cost in a lease, that waited for Redis, or that a lease refused";
+    let mut family = encoder.encode_descriptor("lease_requests", help, None, MetricType::Counter)?;
+    for (result, count) in [("hit", leases.hits), ("miss", leases.misses), ("refused", leases.refusals)] {
+        ConstCounter::new(count).encode(family.encode_family(&[("result", result)])?)?;
+    }
+    let help = "Units lent by Redis, given back in time, and left over when their window ended";
+    let mut family = encoder.encode_descriptor("lease_units", help, None, MetricType::Counter)?;
+    for (fate, count) in [("lent", leases.lent), ("returned", leases.returned), ("expired", leases.expired)] {
+        ConstCounter::new(count).encode(family.encode_family(&[("fate", fate)])?)?;
+    }
+    Ok(())
 }
 
 fn encode_keys(encoder: &mut DescriptorEncoder<'_>, keys: &FollowedState) -> fmt::Result {

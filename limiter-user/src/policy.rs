@@ -7,6 +7,7 @@ mod compile;
 pub mod difference;
 pub mod endpoints;
 mod failure;
+mod precision;
 mod prefix_set;
 mod raw;
 pub mod response;
@@ -25,6 +26,7 @@ pub use self::{
     bypass::{Bypass, BypassKind},
     endpoints::{Endpoints, Match, Scratch},
     failure::FailurePolicy,
+    precision::Precision,
     prefix_set::PrefixSet,
     response::ResponseTemplate,
 };
@@ -165,6 +167,7 @@ pub struct Rule {
     /// Multiplies the request's own cost; at least 1.
     pub cost: u64,
     pub on_store_failure: FailurePolicy,
+    pub precision: Precision,
     pub mode: EnforcementMode,
     /// What gateways are answered when this rule denies; `None` for the usual.
     pub response: Option<Arc<ResponseTemplate>>,

@@ -25,6 +25,7 @@ use crate::{
     pressure::{self, Pressure, Tightened},
     store::{
         breaker::BreakerState,
+        lease::Leases,
         memory::MemoryStore,
         redis::{RedisStore, Shard},
         sync::{SyncState, SyncStatus},
@@ -213,6 +214,7 @@ pub struct StatusSource {
     counters: Arc<MemoryStore>,
     dataplane: Option<Arc<dyn Dataplane>>,
     shared: Option<(SyncStatus, RedisStore)>,
+    leases: Option<Leases>,
     keys: Option<FollowedKeys>,
     pressure: Arc<Pressure>,
     ready: AtomicBool,
@@ -247,10 +249,18 @@ impl StatusSource {
             counters,
             dataplane,
             shared,
+            leases: None,
             keys: None,
             pressure,
             ready: AtomicBool::new(false),
         }
+    }
+
+    /// Says how leases serve.
+    #[must_use]
+    pub fn with_leases(mut self, leases: Option<Leases>) -> Self {
+        self.leases = leases;
+        self
     }
 
     /// Says how API keys in Redis are followed.
@@ -294,6 +304,18 @@ impl StatusSource {
         shares.filter_map(|(rule, share)| Some((Arc::clone(&rule.id), share.as_ref()?.share()))).collect()
     }
 
+    /// The servers; of each, the worse of how it is asked by those who share and by those who decide.
+    fn shards(&self) -> Vec<Shard> {
+        let mut shards = self.shared.as_ref().map(|(_, redis)| redis.shards()).unwrap_or_default();
+        for other in self.leases.iter().flat_map(|leases| leases.store().shards()) {
+            match shards.iter_mut().find(|shard| shard.name == other.name) {
+                Some(shard) => shard.state = shard.state.worse(other.state),
+                None => shards.push(other),
+            }
+        }
+        shards
+    }
+
     /// What is configured and does not work.
     fn degraded_by(&self) -> Vec<String> {
         let mut by = Vec::new();
@@ -305,8 +327,7 @@ impl StatusSource {
             });
         }
         // Of several, one may be missing while the others are shared with.
-        let shards = self.shared.as_ref().map(|(_, redis)| redis.shards()).unwrap_or_default();
-        let open = shards.iter().filter(|shard| shard.state != BreakerState::Closed);
+        let open = self.shards().into_iter().filter(|shard| shard.state != BreakerState::Closed);
         by.extend(open.map(|shard| format!("Redis {} is left alone: rules follow their on_store_failure", shard.name)));
         by.extend(self.keys.iter().filter_map(FollowedKeys::degraded_by));
         let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());
@@ -342,7 +363,7 @@ impl StatusSource {
                 state: sync.as_ref().map(|sync| sync.state.as_str().to_owned()),
                 lag_ms: sync.map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
                 live_nodes: self.shared.as_ref().map(|(_, redis)| redis.live_nodes()),
-                shards: self.shared.as_ref().map(|(_, redis)| shards(redis)).unwrap_or_default(),
+                shards: self.shards().into_iter().map(shard_status).collect(),
             },
             keys: self.keys.as_ref().map(|keys| {
                 let keys = keys.get();
@@ -362,9 +383,8 @@ impl StatusSource {
     }
 }
 
-fn shards(redis: &RedisStore) -> Vec<ShardStatus> {
-    let status = |shard: Shard| ShardStatus { name: shard.name, breaker: shard.state.as_str().to_owned() };
-    redis.shards().into_iter().map(status).collect()
+fn shard_status(shard: Shard) -> ShardStatus {
+    ShardStatus { name: shard.name, breaker: shard.state.as_str().to_owned() }
 }
 
 fn rule_status(rule: &Rule, metrics: &RuleMetrics, share: Option<&Tightened>) -> RuleStatus {
@@ -524,10 +544,12 @@ impl Source for Arc<StatusSource> {
             shared: self.shared.as_ref().map(|(sync, redis)| Shared {
                 sync: sync.get(),
                 calls: redis.calls(),
-                shards: redis.shards(),
+                shards: self.shards(),
                 breakers: redis.breaker_counts(),
                 live_nodes: redis.live_nodes(),
             }),
+            overshoot_bounds: self.shared.as_ref().map(|(sync, _)| sync.overshoot_bounds()).unwrap_or_default(),
+            leases: self.leases.as_ref().map(Leases::stats),
             keys: self.keys.as_ref().map(FollowedKeys::get),
         }
     }

@@ -15,6 +15,8 @@ use crate::policy::Scope;
 pub mod algorithm;
 pub mod breaker;
 pub mod counter;
+pub mod fleet;
+pub mod lease;
 pub mod memory;
 mod name;
 pub mod recovery;
@@ -192,11 +194,18 @@ pub struct CellOutcome {
     pub reset_us: u64,
     /// How long the answer is to be held when the request passes: its turn in a leaky bucket.
     pub delay_us: u64,
+    /// Of a denial by memory: by how much the counter is above the ceiling, since other nodes had admitted more than was known.
+    pub over: u64,
 }
 
 impl CellOutcome {
+    /// Of a cell that nobody has decided yet.
+    pub const fn allowed(reset_us: u64) -> Self {
+        Self::new(Outcome::Allowed, reset_us)
+    }
+
     const fn new(outcome: Outcome, reset_us: u64) -> Self {
-        Self { outcome, remaining: 0, reset_us, delay_us: 0 }
+        Self { outcome, remaining: 0, reset_us, delay_us: 0, over: 0 }
     }
 }
 

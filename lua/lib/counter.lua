@@ -88,6 +88,28 @@ local function advance(counter, index)
   end
 end
 
+-- Where the record of a node is, or would be put, and whether it is there.
+local function node_of(counter, tag)
+  local node = NODES
+  while counter[node] and counter[node] ~= tag do node = node + 4 end
+  return node, counter[node] ~= nil
+end
+
+-- Writes the record of a node in its place. Where there is no room, the oldest goes.
+local function keep_node(counter, node, is_known, tag, number, previous, current)
+  if not is_known and (node - NODES) / 4 >= MAX_NODES then
+    for _ = 1, 4 do table.remove(counter, NODES) end
+    node = node - 4
+  end
+  counter[node], counter[node + 1], counter[node + 2], counter[node + 3] = tag, number, previous, current
+end
+
+-- Adds what a node has more of two windows, or takes what it has less.
+local function add_difference(counter, previous, current)
+  counter[PREVIOUS] = math.max(0, math.min(counter[PREVIOUS] + previous, MAX))
+  counter[CURRENT] = math.max(0, math.min(counter[CURRENT] + current, MAX))
+end
+
 -- Nanoseconds that the instant of a bucket is ahead of now, at most `most`.
 local function ahead(counter, now, most)
   local us = counter[TAT_US] - now.us

@@ -6,6 +6,7 @@ pub mod chaos_proxy;
 pub mod demo;
 pub mod eventually;
 pub mod fixture;
+pub mod fleet_node;
 pub mod frames;
 pub mod gateway;
 pub mod http;

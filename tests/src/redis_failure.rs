@@ -134,6 +134,11 @@ pub const FAILURES: &[Failure] = &[
 ];
 
 impl Failure {
+    /// Whether the server has nothing any more afterwards.
+    pub fn loses_data(&self) -> bool {
+        self.end.iter().any(|act| matches!(act, Act::RestartEmpty))
+    }
+
     /// Name and password of the nodes' user.
     pub fn user(&self) -> Option<(&'static str, &'static str)> {
         self.has_user.then_some(USER)

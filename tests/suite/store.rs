@@ -6,6 +6,7 @@ mod store {
     mod exactly_once;
     mod failures;
     mod redis_only;
+    mod strict;
     mod sync_worker;
     mod topologies;
 }

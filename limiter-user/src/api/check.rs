@@ -70,7 +70,7 @@ pub async fn check(
     let queries = paths.iter().filter_map(|url| url.split_once('?')).map(|(_, query)| query);
     let queries = queries.chain(appended.and(uri.query()));
     let subject = gate.subject_of_headers(&headers, queries, peer);
-    let mut decision = gate.decide(&Request {
+    let request = Request {
         subject: &subject,
         method,
         path,
@@ -78,7 +78,8 @@ pub async fn check(
         attributes: &[],
         cost: 1,
         charge: Charge::Commit,
-    });
+    };
+    let mut decision = gate.decide(&request).await;
     let mut response = body::response(
         &decision,
         &Style {

@@ -9,6 +9,7 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 
 use super::{body, gate::Gate, headers, hold, pressure, serve::Peer};
@@ -85,7 +86,7 @@ const fn one() -> i128 {
 }
 
 pub async fn decide(State(gate): State<Arc<Gate>>, Extension(peer): Extension<Peer>, body: Bytes) -> Response {
-    match answer(&gate, peer, &body) {
+    match answer(&gate, peer, &body).await {
         Ok(response) => response,
         Err(message) => {
             gate.metrics().bad_request();
@@ -95,12 +96,12 @@ pub async fn decide(State(gate): State<Arc<Gate>>, Extension(peer): Extension<Pe
 }
 
 /// Every question of a batch is understood before the first is decided, so a bad one changes nothing.
-fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
+async fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
     let questions: Questions =
         serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
     match questions {
         Questions::Single(question) => {
-            let mut decision = ask(gate, peer, &understand(gate, question)?);
+            let mut decision = ask(gate, peer, &understand(gate, question)?).await;
             let mut response = json(&Reply::from(&decision));
             headers::add(&decision, gate.header_families(), response.headers_mut());
             hold::until(decision.turn.take(), gate.metrics(), &mut response);
@@ -114,7 +115,8 @@ fn answer(gate: &Gate, peer: Peer, body: &[u8]) -> Result<Response, String> {
                 understand(gate, question).map_err(|error| format!("request {position} of the batch: {error}"))
             });
             let understood = understood.collect::<Result<Vec<_>, _>>()?;
-            let mut decisions: Vec<Decision> = understood.iter().map(|question| ask(gate, peer, question)).collect();
+            // Those that Redis decides wait together; the others are decided one after the other, as they stand there.
+            let mut decisions = join_all(understood.iter().map(|question| ask(gate, peer, question))).await;
             let mut response = json(&decisions.iter().map(Reply::from).collect::<Vec<_>>());
             // One answer for all of them, so it waits for the last.
             let turns = decisions.iter_mut().filter_map(|decision| decision.turn.take());
@@ -159,7 +161,7 @@ fn understand(gate: &Gate, question: serde_json::Value) -> Result<Understood, St
     Ok((question, attributes))
 }
 
-fn ask(gate: &Gate, peer: Peer, (question, attributes): &Understood) -> Decision {
+async fn ask(gate: &Gate, peer: Peer, (question, attributes): &Understood) -> Decision {
     if let Some(Ok(report)) = question.latency_ms.as_ref().map(pressure::latency_ms) {
         gate.report(report, peer);
     }
@@ -187,6 +189,7 @@ fn ask(gate: &Gate, peer: Peer, (question, attributes): &Understood) -> Decision
         cost: u64::try_from(question.cost.unsigned_abs()).unwrap_or(u64::MAX).max(1),
         charge,
     })
+    .await
 }
 
 impl<'a> From<&'a Decision> for Reply<'a> {

@@ -140,9 +140,19 @@ impl Gate {
         self.callers.check_policy(config, policy)
     }
 
-    pub fn decide(&self, request: &Request<'_>) -> Decision {
+    /// Waits only where a rule wants Redis to be asked.
+    pub async fn decide(&self, request: &Request<'_>) -> Decision {
         let stopwatch = Stopwatch::start();
-        let decision = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
+        let at_once = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
+        let decision = match at_once {
+            Some(decision) => decision,
+            // On the heap, so that requests which need not wait carry nothing of it around.
+            None => Box::pin(self.limiter.ask(request)).await,
+        };
+        self.note(request, decision, &stopwatch)
+    }
+
+    fn note(&self, request: &Request<'_>, decision: Decision, stopwatch: &Stopwatch) -> Decision {
         self.metrics.observe_check(stopwatch.elapsed());
         if let Some(top) = &self.top {
             top.saw_request(&request.subject.caller, decision.kind);

@@ -393,15 +393,6 @@ impl<'d> Value<'d> {
         found
     }
 
-    /// Whether it is a word that later versions have, which is a mistake.
-    pub(crate) fn is_later(&self, words: &[&str]) -> bool {
-        let text = self.as_str().filter(|text| words.contains(text));
-        if let Some(text) = text {
-            self.error(format_args!("\"{text}\" {LATER}"));
-        }
-        text.is_some()
-    }
-
     pub(crate) fn boolean(&self) -> Option<bool> {
         let value = match &self.kind {
             Kind::Toml(value) => value.as_bool(),

@@ -9,6 +9,7 @@ use super::{Request, Touched, Turn, failure::Failing};
 use crate::{
     metrics::RuleMetrics,
     policy::{BypassKind, FailurePolicy, Limit, ResponseTemplate, Rule, Scope},
+    policy::{BypassKind, Limit, Precision, ResponseTemplate, Rule, Scope},
     store::{CellOutcome, Charge},
 };
 
@@ -96,6 +97,13 @@ impl Decision {
     }
 }
 
+/// Whether a cell's ceiling is less than its rule says, under pressure.
+#[cold]
+fn is_tightened(request: &Request<'_>, touched: &Touched<'_>, rules: &[Rule], position: usize) -> bool {
+    let whole = rules[touched.rules[position]].limit_for(request.subject.client(), touched.plan);
+    whole != Limit::Limited(touched.cells[position].algorithm)
+}
+
 pub(super) fn conclude(
     request: &Request<'_>,
     now: UnixMicros,
@@ -110,6 +118,11 @@ pub(super) fn conclude(
     let mut worst: Option<(u64, usize)> = None;
     let mut denied = false;
     for (position, (index, outcome)) in touched.rules.iter().zip(outcomes).enumerate() {
+        if let Some(failing) = failing.at(position)
+            && request.charge == Charge::Commit
+        {
+            metrics[*index].count_failure(failing.policy);
+        }
         let (denies, pressure) = match outcome.outcome {
             Outcome::Allowed => (false, u64::MAX - outcome.remaining),
             Outcome::Denied { retry_after_us } => (true, retry_after_us.min(u64::MAX - 1)),
@@ -134,6 +147,10 @@ pub(super) fn conclude(
             let covers_all = rules[*index].endpoint.is_none();
             decision.address_denial =
                 Some(AddressDenial { rule: Arc::clone(&rules[*index].id), retry_after_us, covers_all });
+        }
+        if outcome.over > 0 && rules[*index].precision == Precision::Async && !is_tightened(request, touched, rules, position)
+        {
+            metrics[*index].saw_overshoot(outcome.over, now);
         }
         let first_denial = denies && !denied;
         if first_denial || (denies == denied && worst.is_none_or(|(highest, _)| pressure > highest)) {

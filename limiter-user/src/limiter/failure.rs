@@ -11,10 +11,10 @@ use limiter_common::{
     time::UnixMicros,
 };
 
-use super::{Request, Touched};
+use super::{Precise, Request, Touched};
 use crate::{
     active::Active,
-    policy::FailurePolicy,
+    policy::{FailurePolicy, Precision, Rule},
     store::{
         Algorithm, CellOutcome, CellRef, Charge, Outcomes,
         memory::{MemoryStore, OwnPart},
@@ -45,17 +45,50 @@ pub(super) struct FailingCell {
     wait_us: u64,
 }
 
+impl FailingCell {
+    /// Until it can be shared again.
+    pub(super) const fn denied(&self) -> Outcome {
+        Outcome::Denied { retry_after_us: self.retry_us }
+    }
+}
+
 impl Failing {
     pub(super) fn at(&self, position: usize) -> Option<&FailingCell> {
         self.cells.get(position)?.as_ref()
     }
 
-    /// What is charged of a request: nothing where a rule denies whatever its counter says.
-    pub(super) fn charge(&self, charge: Charge, touched: &Touched<'_>) -> Charge {
+    /// Whether a rule denies the request whatever counters say.
+    pub(super) fn denies(&self, touched: &Touched<'_>) -> bool {
         let closed = |(cell, failing): (&CellRef<'_>, &Option<FailingCell>)| {
             cell.enforced && failing.is_some_and(|failing| failing.policy == FailurePolicy::Closed)
         };
-        if touched.cells.iter().zip(&self.cells).any(closed) { Charge::Peek } else { charge }
+        touched.cells.iter().zip(&self.cells).any(closed)
+    }
+
+    /// What is charged of a request: nothing where it is denied anyway.
+    pub(super) fn charge(&self, charge: Charge, touched: &Touched<'_>) -> Charge {
+        if self.denies(touched) { Charge::Peek } else { charge }
+    }
+
+    /// Makes one of `len` cells what its rule wants of it, and says what that is.
+    pub(super) fn fail(&mut self, place: usize, len: usize, cell: &mut CellRef<'_>, outage: &Outage<'_>) -> FailingCell {
+        let policy = outage.of_endpoints.unwrap_or(outage.rule.on_store_failure);
+        let mut failing = FailingCell {
+            policy,
+            whole: cell.algorithm,
+            is_of_share: false,
+            retry_us: u64::try_from(outage.until_probe.max(LEAST_WAIT).as_micros()).unwrap_or(u64::MAX),
+            wait_us: 0,
+        };
+        match policy {
+            // It is still counted, as far as it fits: the limit holds again when counts are shared again.
+            FailurePolicy::Open => cell.enforced = false,
+            FailurePolicy::Closed => {}
+            FailurePolicy::Local => share(outage, cell, &mut failing),
+        }
+        self.cells.resize(len, None);
+        self.cells[place] = Some(failing);
+        failing
     }
 
     /// Makes the outcomes what the rules want them to be.
@@ -65,8 +98,7 @@ impl Failing {
             match failing.policy {
                 FailurePolicy::Open => outcome.outcome = Outcome::Allowed,
                 FailurePolicy::Closed => {
-                    let denied = Outcome::Denied { retry_after_us: failing.retry_us };
-                    *outcome = CellOutcome { outcome: denied, remaining: 0, delay_us: 0, ..*outcome };
+                    *outcome = CellOutcome { outcome: failing.denied(), remaining: 0, delay_us: 0, ..*outcome };
                 }
                 FailurePolicy::Local => match outcome.outcome {
                     Outcome::Allowed => {}
@@ -75,9 +107,7 @@ impl Failing {
                         outcome.outcome = Outcome::Denied { retry_after_us };
                     }
                     // It fits the limit, and not the share of it.
-                    Outcome::Never if cell.cost <= failing.whole.ceiling() => {
-                        outcome.outcome = Outcome::Denied { retry_after_us: failing.retry_us };
-                    }
+                    Outcome::Never if cell.cost <= failing.whole.ceiling() => outcome.outcome = failing.denied(),
                     Outcome::Never => {}
                 },
             }
@@ -85,10 +115,46 @@ impl Failing {
     }
 }
 
+/// Of one counter.
+#[derive(Debug)]
+pub(super) struct Outage<'a> {
+    pub(super) rule: &'a Rule,
+    pub(super) of_endpoints: Option<FailurePolicy>,
+    /// How long until the counter may be shared again; no time where nothing is known of that.
+    pub(super) until_probe: Duration,
+    pub(super) counters: &'a MemoryStore,
+    pub(super) now: UnixMicros,
+    pub(super) nodes: u64,
+}
+
+/// Where the counters of a request are shared, and where they are decided if that is elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stores<'a> {
+    pub(super) shared: &'a RedisStore,
+    pub(super) precise: Option<&'a Precise>,
+}
+
+impl Stores<'_> {
+    /// `None` while the counter can be shared as its rule wants it.
+    fn outage(&self, rule: &Rule, of_endpoints: Option<FailurePolicy>, cell: &CellRef<'_>) -> Option<Duration> {
+        let shared = || self.shared.outage(&cell.identity);
+        let precise = || self.precise.and_then(|precise| precise.redis.outage(&cell.identity));
+        match rule.precision {
+            // Nobody else has them.
+            Precision::Local => None,
+            Precision::Async => shared(),
+            Precision::Strict => shared().max(precise()),
+            // What was lent is used first.
+            Precision::Leased if of_endpoints.unwrap_or(rule.on_store_failure) == FailurePolicy::Local => None,
+            Precision::Leased => shared().max(precise()),
+        }
+    }
+}
+
 /// Makes the cells whose counters cannot be shared what their rules want of them.
 #[cold]
 pub(super) fn apply(
-    store: &RedisStore,
+    stores: Stores<'_>,
     counters: &MemoryStore,
     now: UnixMicros,
     request: &Request<'_>,
@@ -100,45 +166,22 @@ pub(super) fn apply(
     if request.charge == Charge::Refund {
         return failing;
     }
-    let nodes = u64::from(store.live_nodes());
-    for position in 0..touched.cells.len() {
-        let (cell, index) = (&mut touched.cells[position], touched.rules[position]);
-        let Some(until_probe) = store.outage(&cell.identity) else { continue };
-        let rule = &active.policy.rules[index];
-        let policy = touched.of_endpoints.unwrap_or(rule.on_store_failure);
-        let mut failing_cell = FailingCell {
-            policy,
-            whole: cell.algorithm,
-            is_of_share: false,
-            retry_us: u64::try_from(until_probe.max(LEAST_WAIT).as_micros()).unwrap_or(u64::MAX),
-            wait_us: 0,
-        };
-        match policy {
-            // It is still counted, as far as it fits: the limit holds again when counts are shared again.
-            FailurePolicy::Open => cell.enforced = false,
-            FailurePolicy::Closed => {}
-            FailurePolicy::Local => share(counters, now, cell, nodes, rule.cost, &mut failing_cell),
-        }
-        failing.cells.resize(touched.cells.len(), None);
-        failing.cells[position] = Some(failing_cell);
-        if request.charge == Charge::Commit {
-            active.metrics[index].count_failure(policy);
+    let (nodes, of_endpoints, len) = (stores.shared.live_nodes().into(), touched.of_endpoints, touched.cells.len());
+    for (place, (cell, index)) in touched.cells.iter_mut().zip(&touched.rules).enumerate() {
+        let rule = &active.policy.rules[*index];
+        if let Some(until_probe) = stores.outage(rule, of_endpoints, cell) {
+            let outage = Outage { rule, of_endpoints, until_probe, counters, now, nodes };
+            failing.fail(place, len, cell, &outage);
         }
     }
     failing
 }
 
 /// Leaves this node its part of a limit, and at least one request.
-fn share(
-    counters: &MemoryStore,
-    now: UnixMicros,
-    cell: &mut CellRef<'_>,
-    nodes: u64,
-    cost_of_one: u64,
-    failing: &mut FailingCell,
-) {
+fn share(outage: &Outage<'_>, cell: &mut CellRef<'_>, failing: &mut FailingCell) {
+    let Outage { rule, counters, now, nodes, .. } = *outage;
     let whole = cell.algorithm;
-    let part = (whole.ceiling() / nodes).max(cost_of_one).min(whole.ceiling());
+    let part = (whole.ceiling() / nodes).max(rule.cost).min(whole.ceiling());
     if let Some(slower) = slower(&whole, nodes, part) {
         cell.algorithm = slower;
         // What a bucket lacks is not known by nodes.

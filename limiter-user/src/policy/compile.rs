@@ -28,7 +28,7 @@ use self::{
     shape::Shape,
 };
 use super::{
-    Endpoints, FailurePolicy, Matching, Policy, PrefixSet, Rule, Scope,
+    Endpoints, FailurePolicy, Matching, Policy, Precision, PrefixSet, Rule, Scope,
     endpoints::Pattern,
     raw::{RawEndpoint, RawPacketRule, RawPolicy, RawRule},
 };
@@ -278,12 +278,8 @@ fn rule(raw: &RawRule<'_>, names: &mut RuleNames<'_, '_>, ids: &mut Names) -> Op
         index_of(name, names.endpoints, "endpoint group", |message| value.error(message))
     });
     let window = required(raw.window.as_ref(), &raw.place, "window").and_then(window_us);
-    if let Some(value) = &raw.precision
-        && !value.is_later(&["leased", "strict", "local"])
-    {
-        value.one_of(&[("async", ())]);
-    }
     let shape = Shape::read(raw, window);
+    let precision = raw.precision.as_ref().and_then(|value| precision(value, &shape)).unwrap_or_default();
     let cost = raw.cost.as_ref().and_then(|value| value.within(1..=MAX_CEILING)).unwrap_or(1);
     let response = raw.response.as_ref().and_then(|value| names.responses.of_rule(value));
     let adaptive = raw.adaptive.as_ref().and_then(|value| adaptive::read(value, shape.burst_factor));
@@ -305,10 +301,24 @@ fn rule(raw: &RawRule<'_>, names: &mut RuleNames<'_, '_>, ids: &mut Names) -> Op
         overrides: limits.clients,
         cost,
         on_store_failure: raw.on_store_failure.as_ref().and_then(on_store_failure).unwrap_or_default(),
+        precision,
         mode: mode(raw.mode.as_ref()),
         response,
         adaptive,
     })
+}
+
+fn precision(value: &Value<'_>, shape: &Shape) -> Option<Precision> {
+    let words: Vec<_> = Precision::ALL.iter().map(|precision| (precision.as_str(), *precision)).collect();
+    let precision = value.one_of(&words)?;
+    if let (Precision::Leased, Some(name)) = (precision, shape.without_leases()) {
+        value.error(format_args!(
+            "\"leased\" is for windows: a unit of a {name} that is used later than it was taken lets more pass than the \
+             limit; {name} has \"async\", \"strict\" and \"local\""
+        ));
+        return None;
+    }
+    Some(precision)
 }
 
 /// Most attributes that rules can name.

@@ -192,6 +192,7 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
         overrides,
         cost,
         on_store_failure,
+        precision,
         mode,
         response,
         adaptive,
@@ -213,6 +214,7 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
             ("limit", limit_text(limit, *burst_factor)),
             ("cost", cost.to_string()),
             ("on_store_failure", on_store_failure.as_str().to_owned()),
+            ("precision", precision.as_str().to_owned()),
             ("mode", mode.as_str().to_owned()),
         ]
         .map(|(field, value)| (field.to_owned(), value)),

@@ -400,7 +400,6 @@ fn bad_policies_are_refused_with_line_and_key() {
             rule("limit = 1\nalgorithm = \"token_bucket\"").replace("1s", "366d"),
             "7: rules[0].limit: an exhausted bucket would take more than 104 days to fill: use sliding_window",
         ),
-        (limit("precision = \"strict\""), "8: rules[0].precision: \"strict\" is not available in this version"),
         (
             limit("on_store_failure = \"shut\""),
             "8: rules[0].on_store_failure: \"shut\" is not one of \"open\", \"local\", \"closed\"",
@@ -408,6 +407,25 @@ fn bad_policies_are_refused_with_line_and_key() {
         (
             "[[endpoints]]\nname = \"e\"\nmatch = [\"/a\"]\non_store_failure = 1".to_owned(),
             "4: endpoints[0].on_store_failure: is not a word",
+        ),
+        (
+            limit("precision = \"exact\""),
+            "8: rules[0].precision: \"exact\" is not one of \"async\", \"leased\", \"strict\", \"local\"",
+        ),
+        (
+            limit("precision = \"leased\"\nalgorithm = \"token_bucket\""),
+            "8: rules[0].precision: \"leased\" is for windows: a unit of a token_bucket that is used later than it was taken lets \
+             more pass than the limit; token_bucket has \"async\", \"strict\" and \"local\"",
+        ),
+        (
+            limit("precision = \"leased\"\nalgorithm = \"sliding_log\""),
+            "8: rules[0].precision: \"leased\" is for windows: a unit of a sliding_log that is used later than it was taken lets \
+             more pass than the limit; sliding_log has \"async\", \"strict\" and \"local\"",
+        ),
+        (
+            limit("precision = \"leased\"\nalgorithm = \"leaky_bucket\"\nburst = 5"),
+            "8: rules[0].precision: \"leased\" is for windows: a unit of a leaky_bucket that is used later than it was taken lets \
+             more pass than the limit; leaky_bucket has \"async\", \"strict\" and \"local\"",
         ),
         (limit("region = \"home\""), "8: rules[0].region: is not available in this version"),
         (limit("mode = \"dry\""), "8: rules[0].mode: \"dry\" is not one of \"enforce\", \"shadow\", \"off\""),

@@ -219,6 +219,12 @@ impl Algorithm {
         }
     }
 
+    /// By how much the counter is above the ceiling.
+    pub fn over(&self, view: View, now_us: u64) -> u64 {
+        // A bucket that lacks more than it can hold is cut to an exhausted one.
+        self.used(view, now_us).saturating_sub(self.ceiling())
+    }
+
     #[inline]
     pub fn remaining(&self, view: View, now_us: u64) -> u64 {
         match (self, view) {

@@ -41,6 +41,16 @@ pub enum BreakerState {
 impl BreakerState {
     pub const ALL: &[Self] = &[Self::Closed, Self::Open, Self::Probing];
 
+    /// Of two, the one that is further from being asked.
+    #[must_use]
+    pub const fn worse(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Open, _) | (_, Self::Open) => Self::Open,
+            (Self::Probing, _) | (_, Self::Probing) => Self::Probing,
+            (Self::Closed, Self::Closed) => Self::Closed,
+        }
+    }
+
     /// The name in status and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -90,12 +90,22 @@ pub enum SharedCounts {
     Log { admissions: Vec<LoggedAdmission> },
 }
 
-/// The small numbers beside the state fill what would be padding: a counter is as small as its large ones.
+/// Whose counts a node adds to its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adopts {
+    /// What the others have, whenever it is told.
+    Always,
+    /// What the others had when this node took the counter over: with the first answer, and never after it.
+    Once,
+}
+
+/// The small numbers beside the state fill what would be padding: a counter is as small as its large ones. `adopted` is
+/// whether the shared store has ever answered.
 #[derive(Clone, Debug)]
 enum State {
-    Windows { tag: u32, charges: u8, counts: WindowState },
-    Bucket { tag: u32, charges: u8, bucket: BucketState },
-    Log { tag: u32, charges: u8, log: Box<LogState> },
+    Windows { tag: u32, charges: u8, adopted: bool, counts: WindowState },
+    Bucket { tag: u32, charges: u8, adopted: bool, bucket: BucketState },
+    Log { tag: u32, charges: u8, adopted: bool, log: Box<LogState> },
 }
 
 #[derive(Clone, Debug)]
@@ -110,10 +120,12 @@ impl Counter {
     pub(super) fn new(algorithm: &Algorithm, now_us: u64, tag: u32) -> Self {
         let state = match algorithm.kind() {
             Kind::Windows => {
-                State::Windows { tag, charges: 0, counts: WindowState::new(now_us / algorithm.window_us()) }
+                State::Windows { tag, charges: 0, adopted: false, counts: WindowState::new(now_us / algorithm.window_us()) }
             }
-            Kind::Bucket(bucket) => State::Bucket { tag, charges: 0, bucket: BucketState::new(bucket, 0) },
-            Kind::Log(_) => State::Log { tag, charges: 0, log: Box::default() },
+            Kind::Bucket(bucket) => {
+                State::Bucket { tag, charges: 0, adopted: false, bucket: BucketState::new(bucket, 0) }
+            }
+            Kind::Log(_) => State::Log { tag, charges: 0, adopted: false, log: Box::default() },
         };
         Self { window_us: algorithm.window_us(), state }
     }
@@ -207,22 +219,27 @@ impl Counter {
         let late = self.unconfirmed();
         let window_us = algorithm.window_us();
         let old = Window { window_us: self.window_us, ceiling: 0 };
-        let (tag, charges, taken) = match &mut self.state {
-            State::Windows { tag, charges, counts } => {
+        let (tag, charges, adopted, taken) = match &mut self.state {
+            State::Windows { tag, charges, adopted, counts } => {
                 counts.move_to(self.window_us, self.window_us, now_us);
-                (*tag, *charges, old.estimate(&counts.counts(), now_us))
+                (*tag, *charges, *adopted, old.estimate(&counts.counts(), now_us))
             }
-            State::Bucket { tag, charges, bucket } => (*tag, *charges, bucket.taken_units(now_us)),
-            State::Log { tag, charges, log } => (*tag, *charges, log.used(&old, now_us)),
+            State::Bucket { tag, charges, adopted, bucket } => (*tag, *charges, *adopted, bucket.taken_units(now_us)),
+            State::Log { tag, charges, adopted, log } => (*tag, *charges, *adopted, log.used(&old, now_us)),
         };
         let tag = next_tag(tag);
         self.state = match algorithm.kind() {
-            Kind::Windows => State::Windows { tag, charges, counts: WindowState::of_others(now_us / window_us, taken) },
+            Kind::Windows => {
+                let counts = WindowState::of_others(now_us / window_us, taken);
+                State::Windows { tag, charges, adopted, counts }
+            }
             Kind::Bucket(bucket) => {
                 let tat_ns = bucket.taken(0, in_ns(now_us), taken.min(bucket.burst()));
-                State::Bucket { tag, charges, bucket: BucketState::new(bucket, tat_ns) }
+                State::Bucket { tag, charges, adopted, bucket: BucketState::new(bucket, tat_ns) }
             }
-            Kind::Log(_) => State::Log { tag, charges, log: Box::new(LogState::of_others(now_us, taken)) },
+            Kind::Log(_) => {
+                State::Log { tag, charges, adopted, log: Box::new(LogState::of_others(now_us, taken)) }
+            }
         };
         self.window_us = window_us;
         late
@@ -319,26 +336,55 @@ impl Counter {
     /// Takes what the shared store said about `sent`, by the shared store's clock. Returns unconfirmed counts of windows
     /// that are over, as `move_to` does, and whether there is more to send. What was said about a counter that has another
     /// window, algorithm or tag by now is no news of this one.
-    pub(super) fn learn(&mut self, sent: &OwnTotals, shared: &SharedCounts, now_us: u64) -> (u64, bool) {
+    pub(super) fn learn(
+        &mut self,
+        sent: &OwnTotals,
+        shared: &SharedCounts,
+        now_us: u64,
+        adopts: Adopts,
+    ) -> (u64, bool) {
         if self.window_us != sent.window_us {
             return (0, false);
         }
+        let (State::Windows { adopted, .. } | State::Bucket { adopted, .. } | State::Log { adopted, .. }) =
+            &mut self.state;
+        let adopts = adopts == Adopts::Always || !*adopted;
+        *adopted = true;
         let late = match (&mut self.state, shared) {
             (
                 State::Windows { tag, counts, .. },
                 &SharedCounts::Windows { counts: sums, own_previous, own_current },
-            ) if *tag == sent.tag => counts.learn(sums, own_previous, own_current),
+            ) if *tag == sent.tag => counts.learn(sums, own_previous, own_current, adopts),
             (State::Bucket { tag, bucket, .. }, &SharedCounts::Bucket { tat_ns, own_total }) if *tag == sent.tag => {
-                bucket.learn(tat_ns, own_total, now_us);
+                bucket.learn(tat_ns, own_total, now_us, adopts);
                 0
             }
             (State::Log { tag, log, .. }, SharedCounts::Log { admissions }) if *tag == sent.tag => {
-                log.learn(admissions, *tag);
+                log.learn(admissions, *tag, adopts);
                 0
             }
             (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => return (0, false),
         };
         (late, self.differs())
+    }
+
+    /// Takes what the shared store holds after a decision of its own, which nobody's part says. The counter must have been
+    /// moved to it. Returns the same as [`Self::move_to`].
+    ///
+    /// What this node has admitted without the shared store, and not told it yet, comes on top.
+    pub(super) fn inform(&mut self, view: View, now_us: u64) -> u64 {
+        match (&mut self.state, view) {
+            (State::Windows { counts, .. }, View::Windows(sums)) => counts.inform(sums),
+            (State::Bucket { bucket, .. }, View::Bucket { tat_ns }) => {
+                bucket.inform(tat_ns, now_us);
+                0
+            }
+            (State::Log { tag, log, .. }, View::Log { used, reset_us, .. }) => {
+                log.inform(*tag, used, reset_us.saturating_sub(self.window_us));
+                0
+            }
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => 0,
+        }
     }
 }
 
@@ -385,7 +431,7 @@ mod tests {
         let key = CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
         let counts = Counts { index, previous, current };
         let sent = counter.own_totals(key);
-        counter.learn(&sent, &SharedCounts::Windows { counts, own_previous, own_current }, 0).0
+        counter.learn(&sent, &SharedCounts::Windows { counts, own_previous, own_current }, 0, Adopts::Always).0
     }
 
     #[test]
@@ -533,12 +579,12 @@ mod tests {
         counter.charge(&algorithm, now_us, 1);
         // Others have taken five.
         let shared = SharedCounts::Bucket { tat_ns: now_us * 1000 + 700_000_000, own_total: 2 };
-        assert_eq!(counter.learn(&sent, &shared, now_us), (0, true));
+        assert_eq!(counter.learn(&sent, &shared, now_us, Adopts::Always), (0, true));
         assert_eq!(left(&counter, &algorithm, now_us), 2);
         assert_eq!(counter.unconfirmed(), 1);
         // An answer about another life of this counter is no news.
         let stranger = OwnTotals { tag: 8, ..sent };
-        counter.learn(&stranger, &SharedCounts::Bucket { tat_ns: 0, own_total: 0 }, now_us);
+        counter.learn(&stranger, &SharedCounts::Bucket { tat_ns: 0, own_total: 0 }, now_us, Adopts::Always);
         assert_eq!((left(&counter, &algorithm, now_us), counter.unconfirmed()), (2, 1));
     }
 
@@ -559,7 +605,7 @@ mod tests {
         all.insert(1, other);
         for _ in 0..2 {
             let shared = SharedCounts::Log { admissions: all.clone() };
-            assert_eq!(counter.learn(&sent, &shared, now_us), (0, false));
+            assert_eq!(counter.learn(&sent, &shared, now_us, Adopts::Always), (0, false));
             assert_eq!(left(&counter, &algorithm, now_us + 2), 91);
         }
         // Given back here, it is to be told; given back there, it is learnt.
@@ -570,7 +616,7 @@ mod tests {
             [(1, 0), (2, 0)]
         );
         let shared = SharedCounts::Log { admissions: vec![LoggedAdmission { cost: 1, ..other }] };
-        assert_eq!(counter.learn(&sent, &shared, now_us), (0, true), "the store has forgotten ours");
+        assert_eq!(counter.learn(&sent, &shared, now_us, Adopts::Always), (0, true), "the store has forgotten ours");
         assert_eq!(left(&counter, &algorithm, now_us + 2), 97);
         // One after the other they leave the window.
         for (at, remaining) in [(999, 97), (1000, 99), (1001, 100)] {

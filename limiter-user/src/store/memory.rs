@@ -13,16 +13,18 @@ use limiter_common::time::UnixMicros;
 use parking_lot::{Mutex, MutexGuard};
 
 pub use self::own::OwnPart;
-use self::{index::KeyHash, shard::Shard};
+use self::{index::KeyHash, near::Near, shard::Shard};
 use super::{
-    At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
-    counter::{OwnTotals, SharedCounts},
+    At, Cell, CellOutcome, CellRef, Charge, CounterKey, Store, StoreError,
+    algorithm::View,
+    counter::{Adopts, OwnTotals, SharedCounts},
 };
 use crate::clock::Clock;
 
 mod adopt;
 mod decide;
 mod index;
+mod near;
 mod own;
 mod shard;
 #[cfg(test)]
@@ -61,6 +63,7 @@ pub struct MemoryStats {
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     shards: Box<[Locked]>,
+    near: Near,
 }
 
 /// Apart from its neighbours, so that two threads with different shards do not wait for each other's cache lines.
@@ -100,7 +103,7 @@ impl MemoryStore {
         let random = RandomState::new();
         let shard = |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number));
         let shard = |number| Locked(Mutex::new(shard(number)));
-        Self { clock, shards: (0..count).map(shard).collect() }
+        Self { clock, shards: (0..count).map(shard).collect(), near: Near::default() }
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
@@ -125,6 +128,16 @@ impl MemoryStore {
         removed
     }
 
+    /// Until a counter has come near its ceiling, so that other nodes should hear of it soon.
+    pub async fn nears_a_ceiling(&self) {
+        self.near.heard().await;
+    }
+
+    /// Everything that is queued is about to be shared.
+    pub fn begin_sharing(&self) {
+        self.near.begin();
+    }
+
     /// Takes counters that other nodes have not heard of out of the queue, at most `max`, into `out`.
     ///
     /// Each must come back through [`Self::apply`] or [`Self::requeue`].
@@ -139,9 +152,15 @@ impl MemoryStore {
     }
 
     /// Takes what the shared store answered to `sent` at `now`.
-    pub fn apply(&self, sent: &OwnTotals, shared: &SharedCounts, now: UnixMicros) {
+    pub fn apply(&self, sent: &OwnTotals, shared: &SharedCounts, now: UnixMicros, adopts: Adopts) {
         let hash = KeyHash::of_key(&sent.key);
-        self.shard_of(hash).learn(hash, sent, shared, now.get());
+        self.shard_of(hash).learn(hash, sent, shared, now.get(), adopts);
+    }
+
+    /// Takes what a decision that the shared store made at `now` left of a counter, for when it cannot be asked.
+    pub fn inform(&self, cell: &CellRef<'_>, view: View, now: UnixMicros) {
+        let hash = KeyHash::of(cell);
+        self.shard_of(hash).inform(hash, cell, view, now.get());
     }
 
     /// Puts a counter back into the queue: what was sent may not have arrived.
@@ -152,8 +171,20 @@ impl MemoryStore {
 
     /// Queues every counter that holds counts of a live window, for a shared store that has lost them. Returns the
     /// length of the queue.
-    pub fn queue_live(&self, now: UnixMicros) -> usize {
-        self.shards.iter().map(|shard| shard.lock().queue_live(now.get())).sum()
+    pub fn queue_live(&self, now: UnixMicros, is_wanted: &dyn Fn(&CounterKey) -> bool) -> usize {
+        let mut queued = 0;
+        for shard in &self.shards {
+            let mut from = Some(0);
+            while let Some(begin) = from {
+                // The lock is given back in between, as in a sweep.
+                let mut shard = shard.lock();
+                from = shard.queue_live(begin, SWEEP_STEPS, now.get(), is_wanted);
+                if from.is_none() {
+                    queued += shard.queued();
+                }
+            }
+        }
+        queued
     }
 
     /// How many counters each rule has that have something to say.

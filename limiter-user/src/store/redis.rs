@@ -4,7 +4,6 @@
 //! within the deadline that it was given.
 
 use std::{
-    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -12,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use limiter_common::time::UnixMicros;
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 
 pub use self::{
@@ -23,7 +23,7 @@ pub use self::{
     key::redis_key,
     keys::{KeyChange, KeyCondition, KeyPage, KeyRefusal, MergedKey, RedisKeys, StoredKey},
     outage::Shard,
-    script::SyncReply,
+    script::{Judged, SyncReply},
     value::StoredCounter,
 };
 use self::{
@@ -35,7 +35,11 @@ use self::{
     sentinel::Sentinels,
     slot::slot,
 };
-use super::{At, Cell, CellOutcome, Charge, Store, StoreError, counter::OwnTotals};
+use super::{
+    At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
+    counter::OwnTotals,
+    lease::{Lent, Statement},
+};
 use crate::clock::Stopwatch;
 
 mod access;
@@ -77,11 +81,12 @@ struct Shared {
     timeout: Duration,
     decide: Script,
     sync: Script,
+    lease: Script,
     heartbeat: Script,
     probe: Script,
-    calls: Calls,
+    calls: Arc<Calls>,
     breakers: Arc<Breakers>,
-    live_nodes: AtomicU32,
+    live_nodes: Arc<AtomicU32>,
 }
 
 #[derive(Debug)]
@@ -93,10 +98,25 @@ enum Servers {
 impl RedisStore {
     /// Fails on an address that cannot be one, never because Redis is away: the first call connects.
     pub fn connect(config: &RedisConfig) -> Result<Self, RedisConfigError> {
+        Self::connect_counting(config, Arc::default(), Breakers::new(config.breaker), Arc::new(AtomicU32::new(1)))
+    }
+
+    /// The same servers by connections of its own, so that a request does not stand behind a batch, and with breakers of
+    /// their own: a server that is too slow for a request may do for a batch. Calls are counted together.
+    pub fn connect_beside(&self, config: &RedisConfig) -> Result<Self, RedisConfigError> {
+        let (calls, breakers) = (Arc::clone(&self.0.calls), Breakers::beside(&self.0.breakers, config.breaker));
+        Self::connect_counting(config, calls, breakers, Arc::clone(&self.0.live_nodes))
+    }
+
+    fn connect_counting(
+        config: &RedisConfig,
+        calls: Arc<Calls>,
+        breakers: Arc<Breakers>,
+        live_nodes: Arc<AtomicU32>,
+    ) -> Result<Self, RedisConfigError> {
         let refused = |error: redis::RedisError| RedisConfigError { reason: error.to_string() };
         let access = config.access()?;
         let generations = Arc::new(AtomicU64::new(0));
-        let breakers = Breakers::new(config.breaker);
         let one = |route| Connection::new(route, config.connect_timeout, Arc::clone(&generations), &breakers);
         let servers = match &config.topology {
             Topology::Standalone => Servers::One(one(Route::to(&access).map_err(refused)?)),
@@ -126,11 +146,12 @@ impl RedisStore {
             timeout: config.timeout,
             decide: Script::decide(),
             sync: Script::sync(),
+            lease: Script::lease(),
             heartbeat: Script::heartbeat(),
             probe: Script::probe(),
-            calls: Calls::default(),
+            calls,
             breakers,
-            live_nodes: AtomicU32::new(1),
+            live_nodes,
         })))
     }
 
@@ -180,6 +201,30 @@ impl RedisStore {
         Ok(replies.into_iter().zip(totals).zip(slots).map(parse).collect())
     }
 
+    /// Lends what statements ask for, in one pipeline for each server; a reply each, in order. `number` is higher than that of
+    /// all earlier statements about the same counters. The error is for when no server has answered.
+    pub(super) async fn lend(
+        &self,
+        number: u64,
+        parts: u64,
+        statements: &[(CounterKey, Statement)],
+        deadline: Duration,
+    ) -> Result<Vec<Result<Lent, StoreError>>, StoreError> {
+        const OPERATION: &str = "lend";
+        let call = |(key, statement): &(CounterKey, Statement)| {
+            let key = redis_key(key);
+            let command = script::lease(&self.0.lease, number, parts, statement, key.as_bytes());
+            Call { slot: slot(key.as_bytes()), command }
+        };
+        let replies = self.run(OPERATION, &self.0.lease, statements.iter().map(call).collect(), deadline).await?;
+        let parse = |reply: Result<Value, StoreError>| {
+            let (lent, replaced) = script::lent(reply?).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
+            self.0.calls.values_replaced(u64::from(replaced));
+            Ok(lent)
+        };
+        Ok(replies.into_iter().map(parse).collect())
+    }
+
     /// Redis' clock, in microseconds since 1970. Of a cluster, that of one node.
     pub async fn time_us(&self, deadline: Duration) -> Result<u64, StoreError> {
         const OPERATION: &str = "ask the time";
@@ -208,16 +253,17 @@ impl RedisStore {
         self.time_of(OPERATION, result?)
     }
 
-    /// Which runs of which servers these are; nothing of one that does not tell (`INFO` may be forbidden).
-    pub(super) async fn run_ids(&self, deadline: Duration) -> BTreeSet<String> {
+    /// Which servers these are, by name, and which runs of them; nothing of one that does not tell (`INFO` may be forbidden).
+    pub(super) async fn run_ids(&self, deadline: Duration) -> Vec<(String, String)> {
         const OPERATION: &str = "ask who it is";
-        let mut ids = BTreeSet::new();
+        let mut ids = Vec::new();
         for node in self.nodes(OPERATION, deadline).await.unwrap_or_default() {
             let mut info = redis::cmd("INFO");
             info.arg("server");
             let Ok(reply) = self.single_to(OPERATION, &node, info, deadline).await else { continue };
             let Ok(text) = redis::from_redis_value::<String>(reply) else { continue };
-            ids.extend(text.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned()));
+            let id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
+            ids.extend(id.map(|id| (node.name().to_owned(), id.trim().to_owned())));
         }
         ids
     }
@@ -393,35 +439,76 @@ fn is_noscript(reply: &RedisResult<Value>) -> bool {
 impl Store for RedisStore {
     /// One call with all counters, if one server has them; see [`spread`] for those that several have.
     async fn check(&self, at: At, charge: Charge, cells: &[Cell]) -> Result<Vec<CellOutcome>, StoreError> {
-        let keys: Vec<Vec<u8>> = cells.iter().map(|cell| redis_key(&cell.key).into_bytes()).collect();
-        match &self.0.servers {
-            Servers::One(_) => self.decide(at, charge, cells, &keys, CLOCK_SLOT).await,
-            Servers::Cluster(_) => self.check_spread(at, charge, cells, &keys).await,
-        }
+        let judged = self.judge(at, charge, cells, self.0.timeout).await?;
+        Ok(judged.into_iter().map(|judged| judged.outcome).collect())
     }
 }
 
+/// What is asked of one call of `decide.lua`.
+#[derive(Clone, Copy)]
+struct Question {
+    at: At,
+    charge: Charge,
+    /// Of a refund: when the cost was charged.
+    charged_us: Option<u64>,
+    deadline: Duration,
+}
+
 impl RedisStore {
-    /// One call of `decide.lua`, whose keys are all in one slot.
-    async fn decide(
+    /// How long a request waits for Redis.
+    pub fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    /// Decides all cells at once, within the deadline.
+    pub async fn judge(
         &self,
         at: At,
         charge: Charge,
         cells: &[Cell],
+        deadline: Duration,
+    ) -> Result<Vec<Judged>, StoreError> {
+        self.ask(Question { at, charge, charged_us: None, deadline }, cells).await
+    }
+
+    /// Gives back what was charged at these instants by the server's clock, and nothing that anybody else was charged since.
+    pub async fn take_back(&self, cells: &[(Cell, UnixMicros)], deadline: Duration) -> Result<(), StoreError> {
+        for (cell, charged) in cells {
+            let charged_us = Some(charged.get());
+            let question = Question { at: At::StoreClock, charge: Charge::Refund, charged_us, deadline };
+            self.ask(question, std::slice::from_ref(cell)).await?;
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, question: Question, cells: &[Cell]) -> Result<Vec<Judged>, StoreError> {
+        let keys: Vec<Vec<u8>> = cells.iter().map(|cell| redis_key(&cell.key).into_bytes()).collect();
+        match &self.0.servers {
+            Servers::One(_) => self.decide(question, cells, &keys, CLOCK_SLOT).await,
+            Servers::Cluster(_) => self.check_spread(question, cells, &keys).await,
+        }
+    }
+
+    /// One call of `decide.lua`, whose keys are all in one slot.
+    async fn decide(
+        &self,
+        question: Question,
+        cells: &[Cell],
         keys: &[Vec<u8>],
         slot: u16,
-    ) -> Result<Vec<CellOutcome>, StoreError> {
+    ) -> Result<Vec<Judged>, StoreError> {
         const OPERATION: &str = "decide";
+        let Question { at, charge, charged_us, deadline } = question;
         let now_us = match at {
             At::StoreClock => 0,
             At::Given(now) => now.get(),
         };
-        let command = script::decide(&self.0.decide, now_us, charge, cells, keys);
-        let mut replies = self.run(OPERATION, &self.0.decide, vec![Call { slot, command }], self.0.timeout).await?;
+        let command = script::decide(&self.0.decide, now_us, charge, cells, keys, charged_us);
+        let mut replies = self.run(OPERATION, &self.0.decide, vec![Call { slot, command }], deadline).await?;
         let Some(reply) = replies.pop() else { return Err(self.bad_reply(OPERATION, "no reply".to_owned())) };
         let decided = script::decided(reply?, charge, cells).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
         self.0.calls.values_replaced(decided.replaced);
-        Ok(decided.outcomes)
+        Ok(decided.cells)
     }
 }
 

@@ -13,18 +13,21 @@ use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use self::{live_nodes::LiveNodes, offset::OffsetBounds};
+use self::{bound::Bounds, live_nodes::LiveNodes, offset::OffsetBounds};
 use super::{
-    StoreError,
-    counter::{OwnState, OwnTotals},
+    CounterKey, StoreError, fleet,
+    counter::{Adopts, OwnState, OwnTotals},
     memory::MemoryStore,
     redis::{RedisStore, SyncReply},
 };
 use crate::clock::{Clock, SharedClock, Stopwatch};
 
+mod bound;
 mod live_nodes;
 mod offset;
 
+/// Runs of servers that are told apart.
+const MOST_RUN_IDS: usize = 4096;
 /// Changes of the clock's offset from here on are counted and logged.
 const STEP_US: u64 = 100_000;
 
@@ -100,6 +103,8 @@ pub struct SyncStats {
     pub refills: u64,
     /// Totals of windows that had not begun by Redis' clock.
     pub ahead: u64,
+    /// Rounds that did not wait for the interval, since a counter came near its ceiling.
+    pub early_rounds: u64,
 }
 
 #[derive(Debug, Default)]
@@ -107,6 +112,7 @@ struct Progress {
     stats: SyncStats,
     pending_since: Option<Stopwatch>,
     last_success: Option<Stopwatch>,
+    bounds: Bounds,
 }
 
 /// Where others read how sharing goes.
@@ -122,9 +128,17 @@ impl SyncStatus {
             ..progress.stats.clone()
         }
     }
+
+    /// By rule, how many units above its ceiling all nodes together may let one counter get, as this node has seen them use it:
+    /// the nodes times the most that this node has admitted on one counter between two exchanges.
+    pub fn overshoot_bounds(&self) -> Vec<(Arc<str>, u64)> {
+        self.0.lock().bounds.all()
+    }
 }
 
-#[derive(Debug)]
+/// Whether a counter is one node's alone, so that the others' counts are taken once.
+pub type IsLocal = Box<dyn Fn(&CounterKey) -> bool + Send + Sync>;
+
 pub struct SyncWorker {
     memory: Arc<MemoryStore>,
     redis: RedisStore,
@@ -136,9 +150,20 @@ pub struct SyncWorker {
     server: Server,
     clock_is_set: bool,
     nodes: LiveNodes,
+    /// By which requests are decided.
+    beside: Option<RedisStore>,
     batch: Vec<OwnTotals>,
     /// Counters still to be sent of a refill, while losses say nothing new.
     refilling: usize,
+    is_local: IsLocal,
+    /// Whether the last round succeeded: what was admitted since then is what one interval admits.
+    is_sharing: bool,
+}
+
+impl std::fmt::Debug for SyncWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SyncWorker").field("redis", &self.redis).field("config", &self.config).finish_non_exhaustive()
+    }
 }
 
 /// The servers that have what this node sent.
@@ -161,9 +186,19 @@ impl SyncWorker {
             server: Server::default(),
             clock_is_set: false,
             nodes: LiveNodes::new("", config.heartbeat),
+            beside: None,
             batch: Vec::new(),
             refilling: 0,
+            is_local: Box::new(|_| false),
+            is_sharing: false,
         }
+    }
+
+    /// Tries the servers of `store` as well, while it leaves them alone.
+    #[must_use]
+    pub fn probing(mut self, store: RedisStore) -> Self {
+        self.beside = Some(store);
+        self
     }
 
     /// What the node is called where others see it.
@@ -171,6 +206,17 @@ impl SyncWorker {
     pub fn of_node(mut self, name: &str) -> Self {
         self.nodes = LiveNodes::new(name, self.config.heartbeat);
         self
+    }
+
+    /// Says of which counters the others' counts are taken once. All others are shared, unless this is called.
+    #[must_use]
+    pub fn with_local(mut self, is_local: IsLocal) -> Self {
+        self.is_local = is_local;
+        self
+    }
+
+    fn adopts(&self, key: &CounterKey) -> Adopts {
+        if (self.is_local)(key) { Adopts::Once } else { Adopts::Always }
     }
 
     pub fn status(&self) -> SyncStatus {
@@ -181,11 +227,18 @@ impl SyncWorker {
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut ticks = tokio::time::interval(self.config.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_round = Stopwatch::start();
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 _ = ticks.tick() => {}
+                () = self.early(&last_round) => {
+                    // In place of the next one.
+                    ticks.reset();
+                    self.status.0.lock().stats.early_rounds += 1;
+                }
             }
+            last_round = Stopwatch::start();
             tokio::select! {
                 () = shutdown.cancelled() => {
                     // The round was cut off: what it had sent may not have arrived.
@@ -200,6 +253,18 @@ impl SyncWorker {
             let left = self.redis.beat(self.nodes.name(), Duration::ZERO, self.config.batch_deadline).await;
             tracing::debug!(target: "limiter::store", heard = left.is_ok(), "left the other nodes");
         }
+    }
+
+    /// Until a counter nears its ceiling, and a quarter of the interval has passed since the last round. While Redis is away
+    /// nobody hears of it anyway.
+    async fn early(&self, last_round: &Stopwatch) {
+        loop {
+            self.memory.nears_a_ceiling().await;
+            if self.status.0.lock().stats.state == SyncState::Connected {
+                break;
+            }
+        }
+        tokio::time::sleep((self.config.interval / 4).saturating_sub(last_round.elapsed())).await;
     }
 
     /// Sends what is queued, for at most `deadline`. Returns whether everything was confirmed.
@@ -218,10 +283,13 @@ impl SyncWorker {
     /// One exchange with Redis: everything that was queued when it began.
     pub async fn round(&mut self) {
         let start = Stopwatch::start();
+        self.memory.begin_sharing();
         if self.memory.stats().queued > 0 {
             self.status.0.lock().pending_since.get_or_insert(start);
         }
-        match self.exchange().await {
+        let result = self.exchange().await;
+        self.is_sharing = result.is_ok() && self.refilling == 0;
+        match result {
             Ok(()) => {
                 // What is queued by now is younger than the round.
                 let pending = self.memory.stats().queued > 0;
@@ -233,7 +301,10 @@ impl SyncWorker {
 
     async fn exchange(&mut self) -> Result<(), StoreError> {
         let state = self.status.0.lock().stats.state;
-        self.redis.probe(self.config.batch_deadline).await;
+        self.redis.probe(self.config.batch_deadline, true).await;
+        if let Some(beside) = &self.beside {
+            beside.probe(beside.timeout(), false).await;
+        }
         // Before the first totals, whose windows are Redis'; and while Redis is away, since this costs less than a batch.
         let asks = !self.clock_is_set || state != SyncState::Connected || self.nodes.is_due();
         let heard = if asks { self.beat().await } else { Ok(()) };
@@ -271,7 +342,9 @@ impl SyncWorker {
     async fn beat(&mut self) -> Result<(), StoreError> {
         let start = self.clock.local();
         let heard = self.redis.beat(self.nodes.name(), self.nodes.lasts(), self.config.batch_deadline).await?;
-        self.redis.set_live_nodes(self.nodes.heard(heard.live_nodes));
+        let live_nodes = self.nodes.heard(heard.live_nodes);
+        self.redis.set_live_nodes(live_nodes);
+        fleet::heard(live_nodes);
         self.take_time(heard.now_us, start);
         Ok(())
     }
@@ -292,18 +365,23 @@ impl SyncWorker {
     /// A new connection may lead to a server that knows nothing: one that was restarted, or another one.
     async fn meet_server(&mut self) {
         let generation = self.redis.generation();
-        let run_ids = self.redis.run_ids(self.config.batch_deadline).await;
+        let runs = self.redis.run_ids(self.config.batch_deadline).await;
         let met_before = self.server.generation != 0;
-        let same = !run_ids.is_empty() && run_ids.is_subset(&self.server.run_ids);
         self.server.generation = generation;
-        if same {
-            // Of a cluster, some may not answer now and come back.
-            self.server.run_ids.extend(run_ids);
-        } else {
-            self.server.run_ids = run_ids;
+        let is_new = |(_, id): &&(String, String)| !self.server.run_ids.contains(id);
+        let new: Vec<String> = runs.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
+        if self.server.run_ids.len() > MOST_RUN_IDS {
+            self.server.run_ids.clear();
         }
-        if met_before && !same {
-            self.refill("redis was restarted or replaced");
+        // Of a cluster, some may not answer now and come back: they stay known.
+        self.server.run_ids.extend(runs.iter().map(|(_, id)| id.clone()));
+        if !met_before {
+            return;
+        }
+        // One that does not tell which run it is may be any.
+        let servers = if runs.is_empty() { None } else { Some(new) };
+        if servers.as_ref().is_none_or(|servers| !servers.is_empty()) {
+            self.refill("redis was restarted or replaced", servers);
         }
     }
 
@@ -323,19 +401,27 @@ impl SyncWorker {
         let mut bounds = OffsetBounds::default();
         let mut seen = Seen::default();
         let mut refusal = None;
-        for (totals, reply) in self.batch.drain(..).zip(replies) {
+        for (totals, reply) in std::mem::take(&mut self.batch).into_iter().zip(replies) {
             match reply {
                 Ok(reply) => {
                     if reply.is_of_clock {
                         bounds.narrow(reply.now_us, start, end);
                     }
-                    seen.known += u64::from(totals.is_known());
-                    seen.lost += u64::from(is_lost(&totals, &reply));
+                    if self.is_sharing {
+                        self.status.0.lock().bounds.see(&totals);
+                    }
+                    let is_lost = is_lost(&totals, &reply);
+                    seen.lost += u64::from(is_lost);
+                    if totals.is_known() {
+                        let server = self.redis.server_of(&totals.key.identity.borrowed());
+                        seen.see(server.unwrap_or_default(), is_lost);
+                    }
                     if reply.ahead {
                         seen.ahead += 1;
                         self.memory.requeue(&totals.key);
                     } else {
-                        self.memory.apply(&totals, &reply.shared, UnixMicros::new(reply.now_us));
+                        let now = UnixMicros::new(reply.now_us);
+                        self.memory.apply(&totals, &reply.shared, now, self.adopts(&totals.key));
                     }
                 }
                 Err(error) => {
@@ -367,16 +453,32 @@ impl SyncWorker {
         }
         self.status.0.lock().last_success = Some(Stopwatch::start());
         // One key may have been evicted; many at once were flushed. What is sent again says nothing new.
-        if !refilling && seen.lost > 0 && seen.lost * 2 >= seen.known {
-            self.refill("redis has lost counters");
+        let flushed = seen.flushed();
+        if !refilling && !flushed.is_empty() {
+            self.refill("redis has lost counters", Some(flushed));
         }
         Ok(())
     }
 
-    fn refill(&mut self, reason: &'static str) {
-        self.refilling = self.memory.queue_live(self.clock.now());
+    /// Sends what these servers should have, or all of them.
+    fn refill(&mut self, reason: &'static str, servers: Option<Vec<String>>) {
+        let servers = servers.filter(|_| self.redis.is_cluster());
+        let is_wanted = |key: &CounterKey| match &servers {
+            None => true,
+            Some(servers) => {
+                let server = self.redis.server_of(&key.identity.borrowed());
+                server.is_none_or(|server| servers.contains(&server))
+            }
+        };
+        self.refilling = self.memory.queue_live(self.clock.now(), &is_wanted);
         self.status.0.lock().stats.refills += 1;
-        tracing::warn!(target: "limiter::store", counters = self.refilling, "{reason}: sending all live counters again");
+        let which = servers.map_or_else(|| self.redis.name().to_owned(), |servers| servers.join(", "));
+        tracing::warn!(
+            target: "limiter::store",
+            redis = which,
+            counters = self.refilling,
+            "{reason}: sending its live counters again"
+        );
     }
 
     fn requeue_batch(&mut self) {
@@ -432,9 +534,29 @@ impl SyncWorker {
 struct Seen {
     refused: u64,
     ahead: u64,
-    /// Counters of which Redis had confirmed something before, and those of which it knew less.
-    known: u64,
+    /// Counters of which Redis knew less than it had confirmed.
     lost: u64,
+    /// By server, those of which it had confirmed something before, and those of which it knew less.
+    by_server: Vec<(String, u64, u64)>,
+}
+
+impl Seen {
+    fn see(&mut self, server: String, is_lost: bool) {
+        let lost = u64::from(is_lost);
+        match self.by_server.iter_mut().find(|(name, _, _)| *name == server) {
+            Some((_, known, lost_before)) => {
+                *known += 1;
+                *lost_before += lost;
+            }
+            None => self.by_server.push((server, 1, lost)),
+        }
+    }
+
+    /// The servers that have lost at least half of what they should have.
+    fn flushed(self) -> Vec<String> {
+        let flushed = self.by_server.into_iter().filter(|(_, known, lost)| *lost > 0 && lost * 2 >= *known);
+        flushed.map(|(server, _, _)| server).collect()
+    }
 }
 
 /// Buckets and logs heal by themselves: what Redis does not have of them is told with the next message.

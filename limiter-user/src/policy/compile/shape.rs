@@ -83,6 +83,14 @@ impl Shape {
         }
     }
 
+    /// The name of the algorithm, if what it counts cannot be taken ahead of its use: buckets and logs weigh a unit by the time
+    /// at which it was taken.
+    pub(super) fn without_leases(&self) -> Option<&'static str> {
+        let is_window = matches!(self.word, Word::SlidingWindow | Word::FixedWindow);
+        let name = Word::ALL.iter().find(|(_, word)| *word == self.word).map(|(name, _)| *name);
+        name.filter(|_| !is_window)
+    }
+
     /// `most` is the limit times the burst factor.
     pub(super) fn algorithm(&self, limit: u64, window_us: u64, most: u64) -> Result<Algorithm, String> {
         let refused = |error: BucketError| error.to_string();

@@ -75,8 +75,11 @@ impl BucketState {
     }
 
     /// The shared bucket, and on top of it what this node took or gave back since it sent its total.
-    pub(super) fn learn(&mut self, shared_tat_ns: u64, own_total: u64, now_us: u64) {
+    pub(super) fn learn(&mut self, shared_tat_ns: u64, own_total: u64, now_us: u64, adopts: bool) {
         self.acknowledged = own_total;
+        if !adopts {
+            return;
+        }
         self.tat_ns = if self.total == own_total {
             shared_tat_ns
         } else {
@@ -84,5 +87,10 @@ impl BucketState {
             let less = self.interval_ns.saturating_mul(own_total.saturating_sub(self.total));
             shared_tat_ns.max(in_ns(now_us)).saturating_add(more).saturating_sub(less)
         };
+    }
+
+    /// Takes the bucket that a decision of the shared store left.
+    pub(super) fn inform(&mut self, shared_tat_ns: u64, now_us: u64) {
+        self.learn(shared_tat_ns, self.acknowledged, now_us, true);
     }
 }

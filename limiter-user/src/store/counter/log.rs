@@ -117,7 +117,7 @@ impl LogState {
 
     /// Takes what the shared store has. What it does not have of this node's own is told again, and what it does not have of
     /// others is kept: it may have come back empty. An admission is never raised, only given back.
-    pub(super) fn learn(&mut self, shared: &[LoggedAdmission], tag: u32) {
+    pub(super) fn learn(&mut self, shared: &[LoggedAdmission], tag: u32, adopts: bool) {
         for entry in &mut self.entries {
             entry.told = entry.admission.tag != tag;
         }
@@ -128,16 +128,29 @@ impl LogState {
                     let entry = &mut self.entries[position];
                     if admission.tag == tag {
                         entry.told = entry.admission.cost == admission.cost;
-                    } else {
+                    } else if adopts {
                         entry.admission.cost = entry.admission.cost.min(admission.cost);
                     }
                 }
                 // What this node does not know any more of its own does not count any more.
-                None if admission.tag == tag => {}
+                None if admission.tag == tag || !adopts => {}
                 None => self.entries.push(Entry { admission: *admission, told: true }),
             }
         }
         self.entries.sort_by_key(|entry| entry.admission.at_us);
+    }
+
+    /// Takes what a decision of the shared store left: so many units, of which the newest came at `newest_us`. When the others
+    /// came it does not say, so that they count as long as that one.
+    pub(super) fn inform(&mut self, tag: u32, used: u64, newest_us: u64) {
+        self.entries.retain(|entry| entry.admission.tag == tag);
+        let told = self.entries.iter().filter(|entry| entry.told);
+        let own = told.fold(0u64, |sum, entry| sum.saturating_add(entry.admission.cost));
+        let cost = used.saturating_sub(own);
+        if cost > 0 {
+            let admission = LoggedAdmission { tag: 0, number: 0, at_us: newest_us, cost };
+            self.insert(Entry { admission, told: true });
+        }
     }
 }
 

@@ -139,11 +139,15 @@ impl WindowState {
     }
 
     /// Within a window, the others' counts only grow: a store that came back empty does not make this node forget.
-    pub(super) fn learn(&mut self, sums: Counts, own_previous: u64, own_current: u64) -> u64 {
+    pub(super) fn learn(&mut self, sums: Counts, own_previous: u64, own_current: u64, adopts: bool) -> u64 {
         let unconfirmed = self.advance(sums.index);
-        let others = Pair {
-            previous: sums.previous.saturating_sub(own_previous),
-            current: sums.current.saturating_sub(own_current),
+        let others = if adopts {
+            Pair {
+                previous: sums.previous.saturating_sub(own_previous),
+                current: sums.current.saturating_sub(own_current),
+            }
+        } else {
+            Pair::default()
         };
         match self.index - sums.index {
             0 => {
@@ -155,6 +159,20 @@ impl WindowState {
                 self.others.previous = self.others.previous.max(others.current);
                 self.acknowledged.previous = own_current;
             }
+            _ => {}
+        }
+        unconfirmed
+    }
+
+    /// Takes sums that a decision of the shared store left, lower ones as well: what it gave back is given back.
+    pub(super) fn inform(&mut self, sums: Counts) -> u64 {
+        let unconfirmed = self.advance(sums.index);
+        match self.index - sums.index {
+            0 => {
+                self.others.previous = sums.previous.saturating_sub(self.acknowledged.previous);
+                self.others.current = sums.current.saturating_sub(self.acknowledged.current);
+            }
+            1 => self.others.previous = sums.current.saturating_sub(self.acknowledged.previous),
             _ => {}
         }
         unconfirmed

@@ -9,7 +9,9 @@ use super::{
     index::KeyHash,
     shard::{Shard, SlotIndex},
 };
-use crate::store::{AsCell, CellOutcome, CellRef, Charge, Outcomes, algorithm::View, passes, taken_before};
+use crate::store::{
+    Algorithm, AsCell, CellOutcome, CellRef, Charge, Outcomes, algorithm::View, passes, taken_before,
+};
 
 /// Shards of one request: all counters of one identity are in one.
 const INLINE_SHARDS: usize = 24;
@@ -23,6 +25,8 @@ struct Place {
     lock: usize,
     slot: Option<SlotIndex>,
     view: View,
+    /// Once it is charged: what other nodes have not heard of.
+    untold: u64,
 }
 
 type Places = SmallVec<[Place; INLINE_CELLS]>;
@@ -58,16 +62,19 @@ impl MemoryStore {
             return refund(&mut shard, slot, cell, view, now_us);
         }
         let (outcome, delay_us) = algorithm.check(view, now_us, cell.cost);
+        let mut untold = 0;
         if charge == Charge::Commit && outcome == Outcome::Allowed {
             match slot {
                 Some(slot) => shard.charge(slot, algorithm, now_us, cell.cost),
                 None => shard.charge_new(hash, cell, now_us),
             }
+            untold = shard.untold(slot);
             view = algorithm.taken(view, now_us, cell.cost);
         }
         drop(shard);
         let (remaining, reset_us) = (algorithm.remaining(view, now_us), algorithm.reset_us(view, now_us));
-        CellOutcome { outcome, remaining, reset_us, delay_us }
+        self.near.consider(remaining, untold);
+        CellOutcome { outcome, remaining, reset_us, delay_us, over: over(algorithm, view, now_us, outcome) }
     }
 
     fn decide_all<C: AsCell>(&self, now_us: u64, charge: Charge, cells: &[C], outcomes: &mut Outcomes) {
@@ -96,7 +103,7 @@ impl MemoryStore {
         }
         let charged = charge == Charge::Commit && passes(cells, outcomes);
         if charged {
-            charge_all(cells, &hashes, &places, outcomes, &mut locks, now_us);
+            charge_all(cells, &hashes, &mut places, outcomes, &mut locks, now_us);
         }
         drop(locks);
 
@@ -111,8 +118,11 @@ impl MemoryStore {
                 };
                 view = algorithm.taken(view, now_us, cost);
             }
-            outcomes[number].remaining = algorithm.remaining(view, now_us);
-            outcomes[number].reset_us = algorithm.reset_us(view, now_us);
+            let outcome = &mut outcomes[number];
+            outcome.remaining = algorithm.remaining(view, now_us);
+            outcome.reset_us = algorithm.reset_us(view, now_us);
+            outcome.over = over(algorithm, view, now_us, outcome.outcome);
+            self.near.consider(outcome.remaining, places[number].untold);
         }
     }
 
@@ -124,7 +134,7 @@ impl MemoryStore {
         order.dedup();
         places.extend(hashes.iter().map(|hash| {
             let lock = order.binary_search(&shard(hash)).unwrap_or(0);
-            Place { lock, slot: None, view: View::default() }
+            Place { lock, slot: None, view: View::default(), untold: 0 }
         }));
         order.iter().map(|&shard| self.shards[shard].lock()).collect()
     }
@@ -142,6 +152,12 @@ fn refund(shard: &mut Shard, slot: Option<SlotIndex>, cell: &CellRef<'_>, mut vi
     CellOutcome { remaining, ..CellOutcome::new(Outcome::Allowed, reset_us) }
 }
 
+/// Only of a denial: else it is not above.
+#[inline]
+fn over(algorithm: &Algorithm, view: View, now_us: u64, outcome: Outcome) -> u64 {
+    if matches!(outcome, Outcome::Denied { .. }) { algorithm.over(view, now_us) } else { 0 }
+}
+
 /// What the request takes from the counter of cell `number`, by whichever cell.
 fn taken_by_all<C: AsCell>(cells: &[C], outcomes: &[CellOutcome], number: usize) -> u64 {
     let cell = cells[number].as_cell();
@@ -154,7 +170,7 @@ fn taken_by_all<C: AsCell>(cells: &[C], outcomes: &[CellOutcome], number: usize)
 fn charge_all<C: AsCell>(
     cells: &[C],
     hashes: &[KeyHash],
-    places: &[Place],
+    places: &mut [Place],
     outcomes: &[CellOutcome],
     locks: &mut [MutexGuard<'_, Shard>],
     now_us: u64,
@@ -162,9 +178,12 @@ fn charge_all<C: AsCell>(
     let allowed = |number: &usize| outcomes[*number].outcome == Outcome::Allowed;
     let mut has_new = false;
     for number in (0..cells.len()).filter(allowed) {
-        let (cell, place) = (cells[number].as_cell(), &places[number]);
+        let (cell, place) = (cells[number].as_cell(), &mut places[number]);
         match place.slot {
-            Some(slot) => locks[place.lock].charge(slot, &cell.algorithm, now_us, cell.cost),
+            Some(slot) => {
+                locks[place.lock].charge(slot, &cell.algorithm, now_us, cell.cost);
+                place.untold = locks[place.lock].untold(place.slot);
+            }
             None => has_new = true,
         }
     }

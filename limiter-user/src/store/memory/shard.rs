@@ -14,7 +14,7 @@ use super::{
 use crate::store::{
     CellRef, Charge, CounterKey,
     algorithm::{Algorithm, View},
-    counter::{Counter, OwnTotals, SharedCounts},
+    counter::{Adopts, Counter, OwnTotals, SharedCounts},
 };
 
 /// Counters that a full shard looks at before it gives one up.
@@ -271,14 +271,26 @@ impl Shard {
         }
     }
 
+    /// What this node has admitted and other nodes have not heard of; nothing where there are none.
+    #[inline]
+    pub(super) fn untold(&self, slot: Option<SlotIndex>) -> u64 {
+        if !self.shared {
+            return 0;
+        }
+        slot.and_then(|slot| self.counter(slot)).map_or(0, Counter::unconfirmed)
+    }
+
     /// Charges a counter that may not exist yet. Invalidates every `SlotIndex`.
     pub(super) fn charge_new(&mut self, hash: KeyHash, cell: &CellRef<'_>, now_us: u64) {
-        let slot = self.find(hash, cell).unwrap_or_else(|| {
-            let tag = u32::try_from(self.random() >> 32).unwrap_or(0);
-            let counter = Counter::new(&cell.algorithm, now_us, tag);
-            self.insert(hash, Entry { key: cell.key(), counter }, now_us)
-        });
+        let slot = self.find(hash, cell).unwrap_or_else(|| self.insert_new(hash, cell, now_us));
         self.charge(slot, &cell.algorithm, now_us, cell.cost);
+    }
+
+    /// Invalidates every `SlotIndex`.
+    fn insert_new(&mut self, hash: KeyHash, cell: &CellRef<'_>, now_us: u64) -> SlotIndex {
+        let tag = u32::try_from(self.random() >> 32).unwrap_or(0);
+        let counter = Counter::new(&cell.algorithm, now_us, tag);
+        self.insert(hash, Entry { key: cell.key(), counter }, now_us)
     }
 
     /// The counter must have been moved to the request.
@@ -325,7 +337,7 @@ impl Shard {
         let tag = u32::try_from(self.random() >> 32).unwrap_or(0);
         let mut counter = Counter::new(algorithm, now_us, tag);
         let nothing = counter.own_totals(key.clone());
-        counter.learn(&nothing, shared, now_us);
+        counter.learn(&nothing, shared, now_us, Adopts::Always);
         counter.move_to(algorithm, now_us);
         if counter.is_expired(now_us) {
             return false;
@@ -457,25 +469,53 @@ impl Shard {
         }
     }
 
-    pub(super) fn queue_live(&mut self, now_us: u64) -> usize {
-        for slot in 0..self.slots.len {
+    /// Queues those in at most `steps` slots from `from` on that are wanted; returns where to go on.
+    pub(super) fn queue_live(
+        &mut self,
+        from: usize,
+        steps: usize,
+        now_us: u64,
+        is_wanted: &dyn Fn(&CounterKey) -> bool,
+    ) -> Option<usize> {
+        let next = from + steps;
+        for slot in from..next.min(self.slots.len) {
             let slot = SlotIndex(u32::try_from(slot).unwrap_or(0));
-            if self.counter(slot).is_some_and(|counter| !counter.is_expired(now_us) && counter.has_own_counts()) {
+            let is_live = |entry: &Entry| !entry.counter.is_expired(now_us) && entry.counter.has_own_counts();
+            if self.slots.get(slot).is_some_and(|entry| is_live(entry) && is_wanted(&entry.key)) {
                 self.enqueue(slot);
             }
         }
+        (next < self.slots.len).then_some(next)
+    }
+
+    pub(super) fn queued(&self) -> usize {
         self.queue.len()
     }
 
     /// Takes what the shared store said about totals that this node sent. A counter that has been given up is left alone.
-    pub(super) fn learn(&mut self, hash: KeyHash, sent: &OwnTotals, shared: &SharedCounts, now_us: u64) {
+    pub(super) fn learn(
+        &mut self,
+        hash: KeyHash,
+        sent: &OwnTotals,
+        shared: &SharedCounts,
+        now_us: u64,
+        adopts: Adopts,
+    ) {
         let Some(slot) = self.find_key(hash, &sent.key) else { return };
         let Some(entry) = self.slots.get_mut(slot) else { return };
-        let (late, more) = entry.counter.learn(sent, shared, now_us);
+        let (late, more) = entry.counter.learn(sent, shared, now_us, adopts);
         self.count_late(late);
         if more {
             self.enqueue(slot);
         }
+    }
+
+    /// Takes what a decision of the shared store left of a counter, which may not exist here yet.
+    pub(super) fn inform(&mut self, hash: KeyHash, cell: &CellRef<'_>, view: View, now_us: u64) {
+        let slot = self.find(hash, cell).unwrap_or_else(|| self.insert_new(hash, cell, now_us));
+        let Some(entry) = self.slots.get_mut(slot) else { return };
+        let late = entry.counter.move_to(&cell.algorithm, now_us) + entry.counter.inform(view, now_us);
+        self.count_late(late);
     }
 
     /// Counts the counters in at most `steps` slots from `from` on; returns where to go on.

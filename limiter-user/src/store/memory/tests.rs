@@ -197,18 +197,18 @@ fn a_counter_is_queued_once_and_again_after_what_was_not_confirmed() {
     assert_eq!(take(&store, T0, 10), []);
     // More arrives while the message is under way.
     decide(&store, T0, &cells);
-    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
+    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0), Adopts::Always);
     let sent = take(&store, T0, 10);
     assert_eq!((windows(&sent[0]).0.current, windows(&sent[0]).1), (4, 3));
     // No answer: it is to be sent again, in full.
     store.requeue(&sent[0].key);
     let sent = take(&store, T0, 10);
     assert_eq!(windows(&sent[0]).0.current, 4);
-    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
+    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0), Adopts::Always);
     assert_eq!(take(&store, T0, 10), []);
-    assert_eq!(store.queue_live(UnixMicros::new(T0)), 1);
+    assert_eq!(store.queue_live(UnixMicros::new(T0), &|_| true), 1);
     assert_eq!(windows(&take(&store, T0 + 60_000_000, 10)[0]).0.previous, 4);
-    assert_eq!(store.queue_live(UnixMicros::new(T0 + 180_000_000)), 0);
+    assert_eq!(store.queue_live(UnixMicros::new(T0 + 180_000_000), &|_| true), 0);
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn others_counts_deny_here() {
     let sent = take(&store, T0, 10);
     let counts = Counts { current: 100, ..windows(&sent[0]).0 };
     let shared = SharedCounts::Windows { counts, own_previous: 0, own_current: 1 };
-    store.apply(&sent[0], &shared, UnixMicros::new(T0));
+    store.apply(&sent[0], &shared, UnixMicros::new(T0), Adopts::Always);
     assert!(matches!(decide(&store, T0, &cells)[0].outcome, Outcome::Denied { .. }));
 }
 
@@ -257,7 +257,7 @@ fn a_refund_creates_no_counter_and_is_shared() {
         decide(&store, T0, &cells);
     }
     let sent = take(&store, T0, 10);
-    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
+    store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0), Adopts::Always);
     assert_eq!(refund(2).remaining, 99);
     assert_eq!(windows(&take(&store, T0, 10)[0]), (Counts { index: T0 / 60_000_000, previous: 0, current: 1 }, 3));
     assert_eq!(refund(2).remaining, 100);
@@ -273,7 +273,7 @@ fn a_counter_that_was_given_up_comes_back_under_another_tag() {
         let sent = take(&store, T0, 10);
         assert_eq!((sent.len(), windows(&sent[0]).0.current), (1, 1));
         tags.push(sent[0].tag);
-        store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0));
+        store.apply(&sent[0], &alone(&sent[0]), UnixMicros::new(T0), Adopts::Always);
     }
     assert_eq!(store.stats().evicted, 2);
     assert!(tags[0] != tags[1] && tags[0] != tags[2], "{tags:?}");

@@ -28,6 +28,11 @@ pub(super) struct Breakers {
     clock: Stopwatch,
     /// How many of them are not closed: what every request reads.
     broken: AtomicUsize,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
     opened: AtomicU64,
     closed: AtomicU64,
     failed_probes: AtomicU64,
@@ -48,15 +53,16 @@ pub struct BreakerCounts {
 
 impl Breakers {
     pub(super) fn new(config: Option<BreakerConfig>) -> Arc<Self> {
-        Arc::new(Self {
-            config,
-            clock: Stopwatch::start(),
-            broken: AtomicUsize::new(0),
-            opened: AtomicU64::new(0),
-            closed: AtomicU64::new(0),
-            failed_probes: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-        })
+        Self::counting(config, Arc::default())
+    }
+
+    /// Counted together with others.
+    pub(super) fn beside(others: &Self, config: Option<BreakerConfig>) -> Arc<Self> {
+        Self::counting(config, Arc::clone(&others.counts))
+    }
+
+    fn counting(config: Option<BreakerConfig>, counts: Arc<Counts>) -> Arc<Self> {
+        Arc::new(Self { config, clock: Stopwatch::start(), broken: AtomicUsize::new(0), counts })
     }
 
     #[inline]
@@ -67,10 +73,10 @@ impl Breakers {
     pub(super) fn counts(&self) -> BreakerCounts {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         BreakerCounts {
-            opened: load(&self.opened),
-            closed: load(&self.closed),
-            failed_probes: load(&self.failed_probes),
-            refused: load(&self.refused),
+            opened: load(&self.counts.opened),
+            closed: load(&self.counts.closed),
+            failed_probes: load(&self.counts.failed_probes),
+            refused: load(&self.counts.refused),
         }
     }
 }
@@ -117,7 +123,7 @@ impl ServerBreaker {
         if self.state() == BreakerState::Closed {
             return Ok(());
         }
-        self.all.refused.fetch_add(1, Ordering::Relaxed);
+        self.all.counts.refused.fetch_add(1, Ordering::Relaxed);
         let reason = self.inner.as_ref().map_or_else(String::new, |inner| inner.lock().reason.clone());
         Err(StoreError::Unavailable { operation, store: self.name.clone(), reason: format!("left alone: {reason}") })
     }
@@ -134,7 +140,7 @@ impl ServerBreaker {
             inner.reason = reason();
             self.show(&inner.breaker);
             self.all.broken.fetch_add(1, Ordering::Relaxed);
-            self.all.opened.fetch_add(1, Ordering::Relaxed);
+            self.all.counts.opened.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 target: "limiter::store",
                 redis = self.name,
@@ -166,10 +172,10 @@ impl ServerBreaker {
         self.show(&inner.breaker);
         if closes {
             self.all.broken.fetch_sub(1, Ordering::Relaxed);
-            self.all.closed.fetch_add(1, Ordering::Relaxed);
+            self.all.counts.closed.fetch_add(1, Ordering::Relaxed);
             tracing::info!(target: "limiter::store", redis = self.name, "this Redis answers again");
         } else {
-            self.all.failed_probes.fetch_add(1, Ordering::Relaxed);
+            self.all.counts.failed_probes.fetch_add(1, Ordering::Relaxed);
         }
     }
 

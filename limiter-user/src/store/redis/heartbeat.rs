@@ -76,15 +76,24 @@ impl RedisStore {
         Ok(Heard { now_us, live_nodes })
     }
 
-    /// Tries the servers that are left alone and are due for that, all at once; but not the one that heartbeats go to.
-    pub(in crate::store) async fn probe(&self, deadline: Duration) {
+    /// Tries the servers that are left alone and are due for that, all at once. `beats` says that the one with the heartbeats is
+    /// tried by those.
+    pub(in crate::store) async fn probe(&self, deadline: Duration, beats: bool) {
         const OPERATION: &str = "try whether it works again";
-        let Servers::Cluster(cluster) = &self.0.servers else { return };
         if self.0.breakers.are_closed() {
             return;
         }
-        let known = cluster.known();
-        let of_clock = known.iter().find(|(_, slots)| slots.contains(&CLOCK_SLOT)).map(|(node, _)| Arc::clone(node));
+        let known = match &self.0.servers {
+            Servers::One(server) => vec![(Arc::clone(server), 0..=SLOTS - 1)],
+            Servers::Cluster(cluster) => {
+                if !beats {
+                    cluster.probe(OPERATION, deadline).await;
+                }
+                cluster.known()
+            }
+        };
+        let of_clock = known.iter().find(|(_, slots)| beats && slots.contains(&CLOCK_SLOT));
+        let of_clock = of_clock.map(|(node, _)| Arc::clone(node));
         let mut nodes: Vec<(Arc<Connection>, u16)> = Vec::new();
         for (node, slots) in known {
             let is_due = node.breaker().state() == BreakerState::Open

@@ -20,6 +20,15 @@ thread_local! {
     static TAG: RefCell<String> = RefCell::new(String::with_capacity(64));
 }
 
+/// Of all counters of an identity.
+fn slot_of(identity: &IdentityRef<'_>) -> u16 {
+    TAG.with_borrow_mut(|tag| {
+        tag.clear();
+        push_tag(tag, identity);
+        slot(tag.as_bytes())
+    })
+}
+
 impl RedisStore {
     /// Whether every server is asked that has counters.
     #[inline]
@@ -35,15 +44,20 @@ impl RedisStore {
         match &self.0.servers {
             Servers::One(server) => server.breaker().until_probe(),
             Servers::Cluster(cluster) => {
-                let slot = TAG.with_borrow_mut(|tag| {
-                    tag.clear();
-                    push_tag(tag, identity);
-                    slot(tag.as_bytes())
-                });
-                match cluster.known_node(slot) {
+                match cluster.known_node(slot_of(identity)) {
                     Some(node) => node.and_then(|node| node.breaker().until_probe()),
                     None => cluster.breaker().until_probe(),
                 }
+            }
+        }
+    }
+
+    /// Which server has this identity's counters, as far as is known.
+    pub(in crate::store) fn server_of(&self, identity: &IdentityRef<'_>) -> Option<String> {
+        match &self.0.servers {
+            Servers::One(server) => Some(server.name().to_owned()),
+            Servers::Cluster(cluster) => {
+                cluster.known_node(slot_of(identity)).flatten().map(|node| node.name().to_owned())
             }
         }
     }

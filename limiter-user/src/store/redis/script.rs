@@ -3,6 +3,7 @@
 use limiter_common::{
     bucket::Bucket,
     sliding_window::{Counts, Outcome, Window},
+    time::UnixMicros,
 };
 use redis::{Cmd, Value};
 
@@ -10,6 +11,7 @@ use crate::store::{
     Algorithm, Cell, CellOutcome, Charge,
     algorithm::{View, in_ns},
     counter::{LoggedAdmission, OwnState, OwnTotals, SharedCounts},
+    lease::{Lent, Statement},
     taken_before,
 };
 
@@ -42,6 +44,8 @@ impl Script {
 
     pub(super) fn probe() -> Self {
         Self::alone("probe.lua", include_str!("../../../../lua/probe.lua").to_owned())
+    pub(super) fn lease() -> Self {
+        Self::new("lease.lua", include_str!("../../../../lua/lease.lua"))
     }
 
     pub(super) fn keys_read() -> Self {
@@ -94,7 +98,16 @@ const fn code(algorithm: &Algorithm) -> u8 {
 }
 
 /// A call of `decide.lua`.
-pub(super) fn decide(script: &Script, now_us: u64, charge: Charge, cells: &[Cell], keys: &[Vec<u8>]) -> Cmd {
+///
+/// A refund can say when the cost was charged, by the server's clock: then nothing else is given back.
+pub(super) fn decide(
+    script: &Script,
+    now_us: u64,
+    charge: Charge,
+    cells: &[Cell],
+    keys: &[Vec<u8>],
+    charged_us: Option<u64>,
+) -> Cmd {
     let mut call = script.call(keys.len());
     for key in keys {
         call.arg(key.as_slice());
@@ -118,6 +131,9 @@ pub(super) fn decide(script: &Script, now_us: u64, charge: Charge, cells: &[Cell
         call.arg(code(algorithm)).arg(algorithm.window_us()).arg(algorithm.ceiling());
         call.arg(interval_ns).arg(max_delay_us).arg(cell.cost).arg(u8::from(cell.enforced));
     }
+    if let Some(charged_us) = charged_us {
+        call.arg(charged_us);
+    }
     call
 }
 
@@ -125,7 +141,16 @@ pub(super) fn decide(script: &Script, now_us: u64, charge: Charge, cells: &[Cell
 #[derive(Debug)]
 pub(super) struct Decided {
     pub(super) replaced: u64,
-    pub(super) outcomes: Vec<CellOutcome>,
+    pub(super) cells: Vec<Judged>,
+}
+
+/// What Redis says of one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Judged {
+    pub outcome: CellOutcome,
+    /// The state after the decision, and the server's time at which it was made.
+    pub view: View,
+    pub at: UnixMicros,
 }
 
 pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<Decided, Misfit> {
@@ -136,6 +161,7 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
         return Err(format!("{} numbers for {} counters", rest.len(), cells.len()));
     }
     let mut outcomes: Vec<CellOutcome> = Vec::with_capacity(cells.len());
+    let mut judged = Vec::with_capacity(cells.len());
     for (number, (cell, fields)) in cells.iter().zip(rest.chunks_exact(4)).enumerate() {
         let algorithm = as_lua_takes_it(cell.algorithm);
         let state = [unsigned(fields[1])?, unsigned(fields[2])?, unsigned(fields[3])?];
@@ -170,9 +196,11 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
             other => return Err(format!("outcome {other}")),
         };
         let (remaining, reset_us) = (algorithm.remaining(view, now_us), algorithm.reset_us(view, now_us));
-        outcomes.push(CellOutcome { outcome, remaining, reset_us, delay_us });
+        let outcome = CellOutcome { outcome, remaining, reset_us, delay_us, over: 0 };
+        outcomes.push(outcome);
+        judged.push(Judged { outcome, view, at: UnixMicros::new(now_us) });
     }
-    Ok(Decided { replaced, outcomes })
+    Ok(Decided { replaced, cells: judged })
 }
 
 /// Windows and ceilings above what Lua can count are taken as that. Buckets are never so large.
@@ -273,6 +301,25 @@ pub(super) fn synced(reply: Value, sent: &OwnState) -> Result<SyncReply, Misfit>
     })
 }
 
+/// A call of `lease.lua`. `number` grows from message to message.
+pub(super) fn lease(script: &Script, number: u64, parts: u64, statement: &Statement, key: &[u8]) -> Cmd {
+    let Statement { tag, algorithm, index, previous, current, need, want } = statement;
+    let mut call = script.call(1);
+    call.arg(key).arg(tag).arg(number).arg(code(algorithm)).arg(algorithm.window_us()).arg(algorithm.ceiling());
+    call.arg(index).arg(previous).arg(current).arg(need).arg(want).arg(parts);
+    call
+}
+
+/// What `lease.lua` said, and whether the key held something that is no counter.
+pub(super) fn lent(reply: Value) -> Result<(Lent, bool), Misfit> {
+    let numbers = integers(reply)?.into_iter().map(unsigned).collect::<Result<Vec<u64>, _>>()?;
+    let &[now_us, replaced, granted, index, previous, current, own_current] = &numbers[..] else {
+        return Err(format!("{} numbers", numbers.len()));
+    };
+    let counts = Counts { index, previous, current };
+    Ok((Lent { now_us, granted, counts, own_current }, replaced == 1))
+}
+
 fn integers(reply: Value) -> Result<Vec<i64>, Misfit> {
     redis::from_redis_value(reply).map_err(|error| error.to_string())
 }
@@ -313,6 +360,16 @@ mod tests {
             assert!(synced(Value::Array(vec![Value::Int(0); numbers + 1]), &own).is_err(), "{own:?}");
         }
 
+        let script = Script::lease();
+        let algorithm = Algorithm::sliding_window(1, 1);
+        let statement = Statement { tag: 1, algorithm, index: 0, previous: 0, current: 0, need: 1, want: 1 };
+        let arguments = lease(&script, 1, 8, &statement, b"k").args_iter().count() - 4;
+        assert!(arguments == 11 && script.text.contains("ARGV[11]") && !script.text.contains("ARGV[12]"));
+        let reply = script.text.lines().find(|line| line.starts_with("-- Returns { now_us, replaced 0|1, g")).unwrap();
+        assert_eq!(reply.matches(',').count(), 6, "{reply}");
+        assert!(lent(Value::Array(vec![Value::Int(0); 7])).is_ok());
+        assert!(lent(Value::Array(vec![Value::Int(0); 6])).is_err());
+
         let script = Script::decide();
         let cells = [(); 2].map(|()| Cell {
             key: totals(OWN).key,
@@ -321,9 +378,12 @@ mod tests {
             enforced: true,
         });
         let keys = [(); 2].map(|()| b"k".to_vec());
-        let arguments = decide(&script, 1, Charge::Commit, &cells, &keys).args_iter().count() - 5;
+        let arguments = decide(&script, 1, Charge::Commit, &cells, &keys, None).args_iter().count() - 5;
         assert_eq!(arguments, 3 + 2 * 7);
         assert!(script.text.contains("ARGV[7i-3..7i+3]"));
+        let arguments = decide(&script, 1, Charge::Refund, &cells, &keys, Some(1)).args_iter().count() - 5;
+        assert_eq!(arguments, 4 + 2 * 7);
+        assert!(script.text.contains("ARGV[7n+4]"));
     }
 
     #[test]

@@ -3,13 +3,19 @@
 //! No script can judge them together. They are looked at first, all at once, so that a request that is denied costs
 //! nobody anything. Then each slot is charged; where another request was quicker meanwhile, what was charged is given back.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::future::try_join_all;
-use limiter_common::sliding_window::Outcome;
+use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 
-use super::{RedisStore, slot::slot};
-use crate::store::{At, Cell, CellOutcome, Charge, StoreError, passes};
+use super::{Judged, Question, RedisStore, slot::slot};
+use crate::{
+    clock::Stopwatch,
+    store::{At, Cell, CellOutcome, Charge, StoreError, algorithm::View, passes},
+};
+
+/// How long giving back may take. Nobody waits for it.
+const GIVE_BACK_WITHIN: Duration = Duration::from_secs(1);
 
 /// The cells of one slot, by their places in the request.
 struct Group {
@@ -35,76 +41,94 @@ fn groups(cells: &[Cell], keys: &[Vec<u8>]) -> Vec<Group> {
 impl RedisStore {
     pub(super) async fn check_spread(
         &self,
-        at: At,
-        charge: Charge,
+        question: Question,
         cells: &[Cell],
         keys: &[Vec<u8>],
-    ) -> Result<Vec<CellOutcome>, StoreError> {
+    ) -> Result<Vec<Judged>, StoreError> {
         let groups = groups(cells, keys);
-        match (&groups[..], charge) {
+        match (&groups[..], question.charge) {
             ([], _) => Ok(Vec::new()),
-            ([group], _) => self.decide(at, charge, &group.cells, &group.keys, group.slot).await,
-            (_, Charge::Peek | Charge::Refund) => self.each(at, charge, &groups, cells.len()).await,
+            ([group], _) => self.decide(question, &group.cells, &group.keys, group.slot).await,
+            (_, Charge::Peek | Charge::Refund) => self.each(question, &groups, cells.len()).await,
             (_, Charge::Commit) => {
-                let seen = self.each(at, Charge::Peek, &groups, cells.len()).await?;
-                if passes(cells, &seen) { self.charge(at, &groups, seen).await } else { Ok(seen) }
+                let watch = Stopwatch::start();
+                let seen = self.each(Question { charge: Charge::Peek, ..question }, &groups, cells.len()).await?;
+                if passes(cells, &outcomes(&seen)) { self.charge(question, &watch, &groups, seen).await } else { Ok(seen) }
             }
         }
     }
 
-    async fn each(
-        &self,
-        at: At,
-        charge: Charge,
-        groups: &[Group],
-        count: usize,
-    ) -> Result<Vec<CellOutcome>, StoreError> {
-        let calls = groups.iter().map(|group| self.decide(at, charge, &group.cells, &group.keys, group.slot));
-        let mut outcomes = vec![CellOutcome::new(Outcome::Allowed, 0); count];
+    async fn each(&self, question: Question, groups: &[Group], count: usize) -> Result<Vec<Judged>, StoreError> {
+        let calls = groups.iter().map(|group| self.decide(question, &group.cells, &group.keys, group.slot));
+        let nothing = CellOutcome::new(Outcome::Allowed, 0);
+        let mut judged = vec![Judged { outcome: nothing, view: View::default(), at: UnixMicros::new(0) }; count];
         for (group, answers) in groups.iter().zip(try_join_all(calls).await?) {
-            put(&mut outcomes, group, answers);
+            put(&mut judged, group, answers);
         }
-        Ok(outcomes)
+        Ok(judged)
     }
 
-    /// Charges one slot after the other, or none.
-    async fn charge(&self, at: At, groups: &[Group], seen: Vec<CellOutcome>) -> Result<Vec<CellOutcome>, StoreError> {
-        let mut outcomes = seen.clone();
+    /// Charges one slot after the other, or none, all within the deadline that began with `watch`.
+    async fn charge(
+        &self,
+        question: Question,
+        watch: &Stopwatch,
+        groups: &[Group],
+        seen: Vec<Judged>,
+    ) -> Result<Vec<Judged>, StoreError> {
+        let mut judged = seen.clone();
         for (number, group) in groups.iter().enumerate() {
-            let decided = self.decide(at, Charge::Commit, &group.cells, &group.keys, group.slot).await;
+            let question = Question { deadline: question.deadline.saturating_sub(watch.elapsed()), ..question };
+            let decided = self.decide(question, &group.cells, &group.keys, group.slot).await;
             let answers = match decided {
-                Ok(answers) if passes(&group.cells, &answers) => answers,
+                Ok(answers) if passes(&group.cells, &outcomes(&answers)) => answers,
                 refused => {
-                    for charged in &groups[..number] {
-                        self.give_back(at, charged, &outcomes).await;
-                    }
+                    self.give_back(question.at, &groups[..number], &judged);
                     let mut left = seen;
                     put(&mut left, group, refused?);
                     return Ok(left);
                 }
             };
-            put(&mut outcomes, group, answers);
+            put(&mut judged, group, answers);
         }
-        Ok(outcomes)
+        Ok(judged)
     }
 
-    /// What cannot be given back stays charged, which lets through less and never more.
-    async fn give_back(&self, at: At, group: &Group, outcomes: &[CellOutcome]) {
-        let all = group.places.iter().zip(group.cells.iter().zip(&group.keys));
-        let charged = all.filter(|(place, _)| outcomes[**place].outcome == Outcome::Allowed);
-        let (cells, keys): (Vec<Cell>, Vec<Vec<u8>>) =
-            charged.map(|(_, (cell, key))| (cell.clone(), key.clone())).unzip();
-        if cells.is_empty() {
+    /// Behind the request's back, which has its answer. What cannot be given back stays charged, which lets through less and
+    /// never more.
+    fn give_back(&self, at: At, groups: &[Group], judged: &[Judged]) {
+        let mut calls = Vec::new();
+        for group in groups {
+            let all = group.places.iter().zip(group.cells.iter().zip(&group.keys));
+            for (place, (cell, key)) in all {
+                let Judged { outcome, at: charged, .. } = judged[*place];
+                if outcome.outcome == Outcome::Allowed {
+                    let charged_us = Some(charged.get());
+                    let question = Question { at, charge: Charge::Refund, charged_us, deadline: GIVE_BACK_WITHIN };
+                    calls.push((question, cell.clone(), key.clone(), group.slot));
+                }
+            }
+        }
+        if calls.is_empty() {
             return;
         }
-        if let Err(error) = self.decide(at, Charge::Refund, &cells, &keys, group.slot).await {
-            tracing::debug!(target: "limiter::store", %error, "a request that was denied stays charged");
-        }
+        let store = self.clone();
+        tokio::spawn(async move {
+            for (question, cell, key, slot) in calls {
+                if let Err(error) = store.decide(question, &[cell], &[key], slot).await {
+                    tracing::debug!(target: "limiter::store", %error, "a request that was denied stays charged");
+                }
+            }
+        });
     }
 }
 
-fn put(outcomes: &mut [CellOutcome], group: &Group, answers: Vec<CellOutcome>) {
+fn outcomes(judged: &[Judged]) -> Vec<CellOutcome> {
+    judged.iter().map(|judged| judged.outcome).collect()
+}
+
+fn put(judged: &mut [Judged], group: &Group, answers: Vec<Judged>) {
     for (place, answer) in group.places.iter().zip(answers) {
-        outcomes[*place] = answer;
+        judged[*place] = answer;
     }
 }

@@ -1,0 +1,422 @@
+//! Units that this node has taken from shared counters ahead of their use, so that requests need not ask.
+//!
+//! What is lent is counted in Redis before it is used. It belongs to the window that Redis counted it in and is used in no
+//! other; what is not used goes back: when the key is idle, when the window is over, and when the node stops. A node that dies
+//! leaves what it held counted as used until the window is over.
+//!
+//! Architecture invariant: at most one question about a counter is under way, however many requests wait for its answer, and
+//! nobody waits longer than their own deadline; the answer is of use to those who come later all the same.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use foldhash::fast::FixedState;
+use limiter_common::time::UnixMicros;
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+use tokio::{sync::watch, time::MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+pub use self::{
+    holding::{Lent, Statement, Take},
+    stats::LeaseStats,
+};
+use self::{
+    holding::{Holding, Terms},
+    stats::Counts,
+};
+use super::{AsCell as _, Cell, CellOutcome, CellRef, CounterKey, StoreError, algorithm::View, fleet::live_nodes, redis::RedisStore};
+use crate::clock::{SharedClock, Stopwatch};
+
+mod holding;
+mod stats;
+
+/// Enough that two cores rarely want the same lock.
+const SHARDS: usize = 64;
+/// Of one shard. Beyond, a request is decided by Redis.
+const MAX_OF_SHARD: usize = 4096;
+/// How often holdings are looked at that may be too large.
+const LOOK: Duration = Duration::from_millis(250);
+/// Statements in one pipeline.
+const BATCH: usize = 512;
+/// How long a question may take. Requests do not wait so long.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+/// Questions in a row that failed, and the time without an answer, after which Redis is taken to be away: one that is lost or
+/// late is no reason to use what nobody has counted.
+const FAILURES_UNTIL_AWAY: u64 = 5;
+const AWAY_AFTER: Duration = Duration::from_secs(1);
+
+/// A holding is at most half of what would be this node's part of what is left.
+const PARTS_A_NODE: u64 = 2;
+
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct LeaseConfig {
+    /// For so long a holding should last.
+    pub horizon: Duration,
+    /// Between two questions about a counter of which nothing was left.
+    pub spacing: Duration,
+    /// After this time a counter that is spent is asked about again.
+    pub look_again: Duration,
+}
+
+impl Default for LeaseConfig {
+    fn default() -> Self {
+        Self {
+            horizon: Duration::from_millis(500),
+            spacing: Duration::from_micros(12_500),
+            look_again: Duration::from_millis(250),
+        }
+    }
+}
+
+/// Cheap to clone; all clones share what is held.
+#[derive(Clone)]
+pub struct Leases(Arc<Inner>);
+
+struct Inner {
+    redis: RedisStore,
+    clock: Arc<SharedClock>,
+    terms: Terms,
+    shards: Box<[Mutex<Shard>]>,
+    random: RandomState,
+    /// Of the next message, and of the next holding.
+    number: AtomicU64,
+    counts: Counts,
+    health: Mutex<Health>,
+}
+
+/// How a question ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Whoever waited has to look again: others have waited as well.
+    Answered,
+    Unanswered,
+    /// Nothing can be held of another counter.
+    NoRoom,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    failures: u64,
+    /// Since the last answer, or the first failure.
+    since: Option<Stopwatch>,
+}
+
+#[derive(Default)]
+struct Shard {
+    /// By hash; several of one hash are as good as never.
+    leases: HashMap<u64, SmallVec<[Lease; 1]>, FixedState>,
+    len: usize,
+}
+
+struct Lease {
+    key: CounterKey,
+    holding: Holding,
+    /// Ends with the question that is under way, and says whether it was answered.
+    under_way: Option<watch::Receiver<bool>>,
+}
+
+impl std::fmt::Debug for Leases {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Leases").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+impl Shard {
+    fn get(&mut self, hash: u64, cell: &CellRef<'_>) -> Option<&mut Lease> {
+        self.leases.get_mut(&hash)?.iter_mut().find(|lease| cell.is_of(&lease.key))
+    }
+
+    fn find(&mut self, hash: u64, key: &CounterKey) -> Option<&mut Lease> {
+        self.leases.get_mut(&hash)?.iter_mut().find(|lease| lease.key == *key)
+    }
+
+    /// Begins one, if there is room.
+    fn begin(&mut self, hash: u64, lease: Lease) -> bool {
+        if self.len >= MAX_OF_SHARD {
+            return false;
+        }
+        let same_hash = self.leases.entry(hash).or_default();
+        same_hash.retain(|other| other.key != lease.key);
+        same_hash.push(lease);
+        self.len = self.leases.values().map(SmallVec::len).sum();
+        true
+    }
+}
+
+/// Where the hash of a counter leads.
+fn hash_of(cell: &CellRef<'_>) -> u64 {
+    cell.identity.hash() ^ cell.rule.hash_of_text().rotate_left(17)
+}
+
+fn hash_of_key(key: &CounterKey) -> u64 {
+    key.identity.borrowed().hash() ^ key.rule.hash_of_text().rotate_left(17)
+}
+
+impl Leases {
+    /// `clock` measures time, and says nothing of windows: those are Redis'.
+    pub fn new(redis: RedisStore, clock: Arc<SharedClock>, config: LeaseConfig) -> Self {
+        let us = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        let terms = Terms {
+            horizon_us: us(config.horizon),
+            spacing_us: us(config.spacing),
+            look_again_us: us(config.look_again),
+        };
+        Self(Arc::new(Inner {
+            redis,
+            clock,
+            terms,
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            random: RandomState::new(),
+            number: AtomicU64::new(1),
+            counts: Counts::default(),
+            health: Mutex::default(),
+        }))
+    }
+
+    /// Who lends.
+    pub fn store(&self) -> &RedisStore {
+        &self.0.redis
+    }
+
+    pub fn stats(&self) -> LeaseStats {
+        self.0.counts.snapshot()
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        let shard = usize::try_from(hash >> 58).unwrap_or(0) % SHARDS;
+        self.0.shards[shard].lock()
+    }
+
+    fn local_us(&self) -> u64 {
+        self.0.clock.local().get()
+    }
+
+    /// Takes the cost of a cell out of what is held; asks for more in the background when little is left.
+    pub fn take(&self, cell: &CellRef<'_>) -> Take {
+        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let mut shard = self.shard(hash);
+        let Some(lease) = shard.get(hash, cell) else { return Take::Unknown };
+        if !lease.holding.is_of(&cell.algorithm) {
+            return Take::Unknown;
+        }
+        let take = lease.holding.take(&cell.algorithm, cell.cost, local_us, &self.0.terms);
+        let refill = match take {
+            Take::Taken { is_low, .. } => is_low,
+            Take::Refused { is_old, .. } => is_old,
+            Take::Unknown => false,
+        };
+        if refill && lease.under_way.is_none() {
+            let need = if matches!(take, Take::Refused { .. }) { cell.cost } else { 0 };
+            self.send(lease, need, local_us);
+        }
+        drop(shard);
+        match take {
+            Take::Taken { .. } => self.0.counts.hit(),
+            Take::Refused { .. } => self.0.counts.refused(),
+            Take::Unknown => {}
+        }
+        take
+    }
+
+    /// Whether a request of this cost has to wait for Redis.
+    pub fn lacks(&self, cell: &CellRef<'_>) -> bool {
+        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let mut shard = self.shard(hash);
+        let lease = shard.get(hash, cell).filter(|lease| lease.holding.is_of(&cell.algorithm));
+        lease.is_none_or(|lease| lease.holding.lacks(cell.cost, local_us))
+    }
+
+    /// Gives back what a request took in the window of this index and was not allowed to use.
+    pub fn put_back(&self, cell: &CellRef<'_>, index: u64) {
+        let hash = hash_of(cell);
+        if let Some(lease) = self.shard(hash).get(hash, cell) {
+            lease.holding.put_back(index, cell.cost);
+        }
+    }
+
+    /// Gives back what this node's requests have used, at most.
+    pub fn refund(&self, cell: &CellRef<'_>) -> Option<CellOutcome> {
+        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let mut shard = self.shard(hash);
+        let lease = shard.get(hash, cell)?;
+        lease.holding.refund(cell.cost);
+        lease.holding.peek(0, local_us)
+    }
+
+    /// What a request would be told, as far as that is known here.
+    pub fn peek(&self, cell: &CellRef<'_>) -> Option<CellOutcome> {
+        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let mut shard = self.shard(hash);
+        let lease = shard.get(hash, cell).filter(|lease| lease.holding.is_of(&cell.algorithm))?;
+        lease.holding.peek(cell.cost, local_us)
+    }
+
+    /// What the counter stands for by what Redis said last, and Redis' time.
+    pub fn known(&self, cell: &CellRef<'_>) -> Option<(View, UnixMicros)> {
+        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let mut shard = self.shard(hash);
+        let (view, now_us) = shard.get(hash, cell)?.holding.known(local_us)?;
+        Some((view, UnixMicros::new(now_us)))
+    }
+
+    /// Waits until the question about this counter has ended, for `deadline` at most; asks it if nobody does.
+    pub async fn ask(&self, cell: &Cell, deadline: Duration) -> Asked {
+        let Some(mut ended) = self.join(&cell.as_cell()) else { return Asked::NoRoom };
+        self.0.counts.missed();
+        let answered = tokio::time::timeout(deadline, ended.wait_for(|answered| *answered)).await;
+        // An error within is that of a question that ended without an answer.
+        if matches!(answered, Ok(Ok(_))) { Asked::Answered } else { Asked::Unanswered }
+    }
+
+    fn join(&self, cell: &CellRef<'_>) -> Option<watch::Receiver<bool>> {
+        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let mut shard = self.shard(hash);
+        let is_current = shard.get(hash, cell).is_some_and(|lease| lease.holding.is_of(&cell.algorithm));
+        if !is_current {
+            // Another window is another holding: what is held of the old one stays counted until that is over.
+            let number = self.0.number.fetch_add(1, Ordering::Relaxed);
+            let tag = u32::try_from(self.0.random.hash_one(number) >> 32).unwrap_or(0);
+            let lease = Lease { key: cell.key(), holding: Holding::new(tag, cell.algorithm), under_way: None };
+            if !shard.begin(hash, lease) {
+                return None;
+            }
+        }
+        let lease = shard.get(hash, cell)?;
+        if let Some(under_way) = &lease.under_way {
+            return Some(under_way.clone());
+        }
+        Some(self.send(lease, cell.cost, local_us))
+    }
+
+    /// Asks in the background.
+    fn send(&self, lease: &mut Lease, need: u64, local_us: u64) -> watch::Receiver<bool> {
+        let expired = lease.holding.expired(local_us);
+        self.0.counts.expired(expired);
+        let statement = lease.holding.ask(need, local_us, &self.0.terms);
+        let (ended, under_way) = watch::channel(false);
+        lease.under_way = Some(under_way.clone());
+        let (leases, key) = (self.clone(), lease.key.clone());
+        tokio::spawn(async move {
+            let answered = leases.exchange(&[(key, statement)]).await;
+            ended.send_replace(answered);
+        });
+        under_way
+    }
+
+    /// Tells Redis, and takes what it answers; returns whether it has answered all. Of each counter, `under_way` must be set.
+    async fn exchange(&self, statements: &[(CounterKey, Statement)]) -> bool {
+        let number = self.0.number.fetch_add(1, Ordering::Relaxed);
+        let sent_us = self.local_us();
+        let result = self.0.redis.lend(number, live_nodes().saturating_mul(PARTS_A_NODE), statements, ANSWER_WITHIN).await;
+        let received_us = self.local_us();
+        let replies = match result {
+            Ok(replies) => replies,
+            Err(error) => statements.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let mut all = true;
+        for ((key, statement), reply) in statements.iter().zip(replies) {
+            let hash = hash_of_key(key);
+            self.judge_health(&reply);
+            all &= reply.is_ok();
+            let mut shard = self.shard(hash);
+            let Some(lease) = shard.find(hash, key) else { continue };
+            lease.under_way = None;
+            if let Ok(lent) = reply {
+                lease.holding.lent(statement, &lent, sent_us, received_us, &self.0.terms);
+                self.0.counts.lent(lent.granted);
+            }
+        }
+        all
+    }
+
+    fn judge_health(&self, reply: &Result<Lent, StoreError>) {
+        let mut health = self.0.health.lock();
+        match reply {
+            Ok(_) => *health = Health { failures: 0, since: Some(Stopwatch::start()) },
+            Err(error) => {
+                health.failures += 1;
+                health.since.get_or_insert_with(Stopwatch::start);
+                let failures = health.failures;
+                drop(health);
+                tracing::debug!(target: "limiter::store", %error, failures, "a question about a lease failed");
+            }
+        }
+    }
+
+    /// Whether Redis has not answered for some time, though it was asked.
+    pub fn is_away(&self) -> bool {
+        let health = self.0.health.lock();
+        health.failures >= FAILURES_UNTIL_AWAY && health.since.is_some_and(|since| since.elapsed() >= AWAY_AFTER)
+    }
+
+    /// Gives back what is not used, until `shutdown`, and then all of it.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                _ = looks.tick() => self.give_back(false).await,
+            }
+        }
+        self.give_back(true).await;
+    }
+
+    /// Gives back what is too much, or all.
+    async fn give_back(&self, everything: bool) {
+        let local_us = self.local_us();
+        for shard in &self.0.shards {
+            let mut ended = Vec::new();
+            let mut statements = Vec::new();
+            {
+                let mut shard = shard.lock();
+                shard.forget(local_us);
+                for lease in shard.leases.values_mut().flatten() {
+                    if lease.under_way.is_some() {
+                        continue;
+                    }
+                    let look = lease.holding.look(local_us);
+                    let keep = if everything { Some(0) } else { look };
+                    let (left, expired) = (lease.holding.left(local_us), lease.holding.expired(local_us));
+                    let Some(keep) = keep.filter(|keep| expired > 0 || left > *keep) else { continue };
+                    self.0.counts.expired(expired);
+                    self.0.counts.returned(left.saturating_sub(keep));
+                    statements.push((lease.key.clone(), lease.holding.release(keep, local_us)));
+                    let (sender, receiver) = watch::channel(false);
+                    lease.under_way = Some(receiver);
+                    ended.push(sender);
+                }
+            }
+            for batch in statements.chunks(BATCH) {
+                self.exchange(batch).await;
+            }
+            // Whoever waits meanwhile looks again.
+            for sender in ended {
+                sender.send_replace(true);
+            }
+        }
+    }
+}
+
+impl Shard {
+    /// Forgets holdings of windows that are over for as long as a counter can matter.
+    fn forget(&mut self, local_us: u64) {
+        self.leases.retain(|_, leases| {
+            leases.retain(|lease| {
+                let window_us = lease.holding.window_us();
+                lease.under_way.is_some() || local_us < lease.holding.ends_us().saturating_add(2 * window_us)
+            });
+            !leases.is_empty()
+        });
+        self.len = self.leases.values().map(SmallVec::len).sum();
+    }
+}

@@ -1,0 +1,470 @@
+//! What this node holds of one counter: units that the shared store has counted as used already, and that requests may use
+//! without asking. Pure: `lua/lease.lua` is the other half of the exchange, and instants are arguments.
+
+use limiter_common::sliding_window::{Counts, Outcome};
+
+use crate::store::{Algorithm, CellOutcome, algorithm::View};
+
+/// What holds for all holdings of this node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// For so long a holding should last, and for an eighth of a window at most.
+    pub(super) horizon_us: u64,
+    /// Between two questions about a counter of which nothing was left.
+    pub(super) spacing_us: u64,
+    /// After this time a counter that is spent is looked at again: others may have given back what they did not use.
+    pub(super) look_again_us: u64,
+}
+
+/// What this node tells the shared store, and asks of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Statement {
+    /// Names this node's part of the counter.
+    pub tag: u32,
+    pub algorithm: Algorithm,
+    pub index: u64,
+    /// Used of the window before.
+    pub previous: u64,
+    /// Used or held of the window `index`.
+    pub current: u64,
+    /// To be lent at least, or nothing; and at most.
+    pub need: u64,
+    pub want: u64,
+}
+
+/// What the shared store answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// By its clock.
+    pub now_us: u64,
+    pub granted: u64,
+    /// Sums over all nodes, with what was lent.
+    pub counts: Counts,
+    /// What this node has of the window, used or held.
+    pub own_current: u64,
+}
+
+/// What a request is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Take {
+    /// Out of what is held, in the window of this index.
+    Taken {
+        outcome: CellOutcome,
+        index: u64,
+        /// Few units are left: it is time to ask for more.
+        is_low: bool,
+    },
+    /// By what the shared store said last.
+    Refused {
+        outcome: CellOutcome,
+        /// That is a while ago.
+        is_old: bool,
+    },
+    /// Nobody knows before the shared store is asked.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    counts: Counts,
+    now_us: u64,
+    received_us: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Holding {
+    tag: u32,
+    algorithm: Algorithm,
+    index: u64,
+    held: u64,
+    used: u64,
+    previous_used: u64,
+    /// By this host's clock: from then on the window may be over by the store's.
+    ends_us: u64,
+    told: Option<Told>,
+    /// No question before.
+    ask_from_us: u64,
+    /// When it last asked, and how long the answer took.
+    asked_us: u64,
+    round_trip_us: u64,
+    /// Units that requests wanted since.
+    demand: u64,
+    /// What the last holding was meant to be.
+    size: u64,
+    /// With fewer units left, more are asked for.
+    low: u64,
+    used_at_look: u64,
+    asked_at_look_us: u64,
+}
+
+impl Holding {
+    pub(super) const fn new(tag: u32, algorithm: Algorithm) -> Self {
+        Self {
+            tag,
+            algorithm,
+            index: 0,
+            held: 0,
+            used: 0,
+            previous_used: 0,
+            ends_us: 0,
+            told: None,
+            ask_from_us: 0,
+            asked_us: 0,
+            round_trip_us: 0,
+            demand: 0,
+            size: 0,
+            low: 0,
+            used_at_look: 0,
+            asked_at_look_us: 0,
+        }
+    }
+
+    /// Whether what is held is of these windows. Of others, a new holding has to be begun.
+    pub(super) const fn is_of(&self, algorithm: &Algorithm) -> bool {
+        let same_kind = matches!(
+            (&self.algorithm, algorithm),
+            (Algorithm::SlidingWindow(_), Algorithm::SlidingWindow(_))
+                | (Algorithm::FixedWindow(_), Algorithm::FixedWindow(_))
+        );
+        same_kind && self.algorithm.window_us() == algorithm.window_us()
+    }
+
+    /// Units that a request may use at `local_us`, by this host's clock.
+    pub(super) const fn left(&self, local_us: u64) -> u64 {
+        if local_us < self.ends_us { self.held - self.used } else { 0 }
+    }
+
+    /// Units that nobody can use any more, and that the store does not know of yet.
+    pub(super) const fn expired(&self, local_us: u64) -> u64 {
+        if local_us < self.ends_us { 0 } else { self.held - self.used }
+    }
+
+    pub(super) const fn window_us(&self) -> u64 {
+        self.algorithm.window_us()
+    }
+
+    pub(super) const fn ends_us(&self) -> u64 {
+        self.ends_us
+    }
+
+    pub(super) fn take(&mut self, algorithm: &Algorithm, cost: u64, local_us: u64, terms: &Terms) -> Take {
+        if self.algorithm != *algorithm {
+            // Another ceiling: what was lent under the old one goes back with the next question.
+            self.algorithm = *algorithm;
+            self.held = self.used;
+        }
+        let left = self.left(local_us);
+        if left >= cost {
+            self.used += cost;
+            self.demand = self.demand.saturating_add(cost);
+            let is_low = left - cost < self.low && local_us >= self.ask_from_us;
+            let outcome = self.outcome(Outcome::Allowed, local_us);
+            return Take::Taken { outcome, index: self.index, is_low };
+        }
+        let Some(told) = self.told else {
+            self.demand = self.demand.saturating_add(cost);
+            return Take::Unknown;
+        };
+        let now_us = told.now_us.saturating_add(local_us.saturating_sub(told.received_us));
+        let is_old = local_us.saturating_sub(told.received_us) >= terms.look_again_us;
+        match self.algorithm.check(self.view(told.counts, now_us), now_us, cost - left).0 {
+            Outcome::Allowed if local_us < self.ask_from_us => {
+                let retry_after_us = self.ask_from_us - local_us;
+                let outcome = self.outcome(Outcome::Denied { retry_after_us }, local_us);
+                Take::Refused { outcome, is_old: false }
+            }
+            Outcome::Allowed => {
+                self.demand = self.demand.saturating_add(cost);
+                Take::Unknown
+            }
+            _ if cost > self.algorithm.ceiling() => {
+                Take::Refused { outcome: self.outcome(Outcome::Never, local_us), is_old: false }
+            }
+            denied @ (Outcome::Denied { .. } | Outcome::Never) => {
+                Take::Refused { outcome: self.outcome(denied, local_us), is_old }
+            }
+        }
+    }
+
+    /// Whether neither what is held nor what the store said last decides about this cost.
+    pub(super) fn lacks(&self, cost: u64, local_us: u64) -> bool {
+        let left = self.left(local_us);
+        let Some(told) = self.told else { return left < cost };
+        let now_us = told.now_us.saturating_add(local_us.saturating_sub(told.received_us));
+        let allows = || self.algorithm.check(self.view(told.counts, now_us), now_us, cost - left).0 == Outcome::Allowed;
+        left < cost && local_us >= self.ask_from_us && allows()
+    }
+
+    /// What a request of this cost would be told, as far as is known here.
+    pub(super) fn peek(&self, cost: u64, local_us: u64) -> Option<CellOutcome> {
+        let (view, now_us) = self.known(local_us)?;
+        let outcome = self.algorithm.check(view, now_us, cost).0;
+        Some(self.outcome(outcome, local_us))
+    }
+
+    /// What the counter stands for without what this node holds and does not use, and the store's time, as far as they are
+    /// known here.
+    pub(super) fn known(&self, local_us: u64) -> Option<(View, u64)> {
+        let told = self.told?;
+        let now_us = told.now_us.saturating_add(local_us.saturating_sub(told.received_us));
+        let view = match self.view(told.counts, now_us) {
+            View::Windows(counts) => {
+                let unused = if counts.index == self.index { self.held - self.used } else { 0 };
+                View::Windows(Counts { current: counts.current.saturating_sub(unused), ..counts })
+            }
+            other @ (View::Bucket { .. } | View::Log { .. }) => other,
+        };
+        Some((view, now_us))
+    }
+
+    fn view(&self, counts: Counts, now_us: u64) -> View {
+        View::Windows(counts.at(now_us / self.algorithm.window_us()))
+    }
+
+    fn outcome(&self, outcome: Outcome, local_us: u64) -> CellOutcome {
+        let Some((view, now_us)) = self.known(local_us) else { return CellOutcome::new(outcome, local_us) };
+        let remaining =
+            if matches!(outcome, Outcome::Denied { .. }) { 0 } else { self.algorithm.remaining(view, now_us) };
+        CellOutcome { remaining, ..CellOutcome::new(outcome, self.algorithm.reset_us(view, now_us)) }
+    }
+
+    /// Gives back what a request took in the window of this index and was not allowed to use.
+    pub(super) fn put_back(&mut self, index: u64, cost: u64) {
+        if index == self.index {
+            self.used = self.used.saturating_sub(cost);
+        } else if index.saturating_add(1) == self.index {
+            self.previous_used = self.previous_used.saturating_sub(cost);
+        }
+    }
+
+    /// Gives back what requests have used here, at most: a client pays back.
+    pub(super) fn refund(&mut self, cost: u64) {
+        let of_current = cost.min(self.used);
+        self.used -= of_current;
+        self.previous_used = self.previous_used.saturating_sub(cost - of_current);
+    }
+
+    /// What to tell, and to ask for `need` units and as many more as this node can be expected to use.
+    pub(super) fn ask(&mut self, need: u64, local_us: u64, terms: &Terms) -> Statement {
+        let left = self.left(local_us);
+        self.forget_expired(local_us);
+        let window_us = self.algorithm.window_us();
+        let horizon_us = terms.horizon_us.max(self.round_trip_us.saturating_mul(4)).min(window_us / 8);
+        let first = self.asked_us == 0;
+        let elapsed_us = local_us.saturating_sub(self.asked_us).max(1000);
+        let demand = self.demand.max(need);
+        let in_time = |us: u64| {
+            let units = u128::from(demand) * u128::from(us) / u128::from(elapsed_us);
+            u64::try_from(units).unwrap_or(u64::MAX)
+        };
+        if first {
+            // Most clients ask once.
+            (self.size, self.low) = (need, 0);
+        } else {
+            let most = demand.max(self.size).saturating_mul(2);
+            self.size = in_time(horizon_us).clamp(need.min(most), most);
+            // Until the answer to the next question is there, and some more.
+            let lead_us = self.round_trip_us.saturating_mul(2).saturating_add(10_000);
+            self.low = in_time(lead_us).min(self.size / 2);
+        }
+        (self.asked_us, self.demand) = (local_us.max(1), 0);
+        let want = self.size.saturating_sub(left).max(need);
+        self.statement(need, want)
+    }
+
+    /// What to tell of a holding of which no more than `keep` units will be used.
+    pub(super) fn release(&mut self, keep: u64, local_us: u64) -> Statement {
+        self.forget_expired(local_us);
+        self.held = self.held.min(self.used.saturating_add(keep));
+        self.statement(0, 0)
+    }
+
+    fn forget_expired(&mut self, local_us: u64) {
+        self.held -= self.expired(local_us);
+    }
+
+    const fn statement(&self, need: u64, want: u64) -> Statement {
+        Statement {
+            tag: self.tag,
+            algorithm: self.algorithm,
+            index: self.index,
+            previous: self.previous_used,
+            current: self.held,
+            need,
+            want,
+        }
+    }
+
+    /// Takes the answer to a statement that left at `sent_us` and was answered by `received_us`.
+    ///
+    /// The store read its clock after `sent_us`, so its window cannot be over before as much time has passed since then as was
+    /// left of it: what is held is never used in another window than it was counted in, however slow the network is.
+    pub(super) fn lent(&mut self, sent: &Statement, lent: &Lent, sent_us: u64, received_us: u64, terms: &Terms) {
+        let Lent { now_us, granted, counts, own_current } = *lent;
+        if counts.index != self.index {
+            self.previous_used = if counts.index == self.index.saturating_add(1) { self.used } else { 0 };
+            // Of a window that the store went back to, it counts what this node had.
+            self.used = own_current.saturating_sub(granted);
+            self.index = counts.index;
+        }
+        self.held = own_current.max(self.used);
+        if sent.algorithm != self.algorithm {
+            // Lent under a ceiling that holds no more.
+            self.held = self.used;
+        }
+        let window_us = self.algorithm.window_us();
+        let end_us = counts.index.saturating_add(1).saturating_mul(window_us);
+        self.ends_us = sent_us.saturating_add(end_us.saturating_sub(now_us));
+        self.round_trip_us = received_us.saturating_sub(sent_us);
+        self.told = Some(Told { counts, now_us, received_us });
+        let nothing_left = self.algorithm.remaining(self.view(counts, now_us), now_us) == 0;
+        self.ask_from_us =
+            if nothing_left { received_us.saturating_add(terms.spacing_us.min(window_us / 200)) } else { 0 };
+    }
+
+    /// Looks at what requests used since the last look; says how much of what is left should be kept, if that is too much by
+    /// far: more than twice what was used meanwhile, of a holding that was not renewed in that time.
+    pub(super) fn look(&mut self, local_us: u64) -> Option<u64> {
+        let used = self.used.saturating_sub(self.used_at_look);
+        let is_settled = self.asked_at_look_us == self.asked_us;
+        (self.used_at_look, self.asked_at_look_us) = (self.used, self.asked_us);
+        if self.expired(local_us) > 0 {
+            return Some(0);
+        }
+        let keep = used.saturating_mul(2);
+        (is_settled && self.left(local_us) > keep).then_some(keep)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+    const TERMS: Terms = Terms { horizon_us: 500_000, spacing_us: 12_500, look_again_us: SECOND };
+    const ALGORITHM: Algorithm = Algorithm::sliding_window(60 * SECOND, 1000);
+    /// This host's clock is not the store's.
+    const LOCAL: u64 = 77 * SECOND;
+    /// Ten seconds into the window.
+    const STORE: u64 = 600_010 * SECOND;
+
+    fn lent(holding: &mut Holding, granted: u64, current: u64, at_us: u64) {
+        let own_current = holding.held + granted;
+        let lent = Lent {
+            now_us: STORE + at_us,
+            granted,
+            counts: Counts { index: (STORE + at_us) / (60 * SECOND), previous: 0, current },
+            own_current,
+        };
+        holding.lent(&holding.statement(0, 0), &lent, LOCAL + at_us, LOCAL + at_us + 1000, &TERMS);
+    }
+
+    fn is_taken(holding: &mut Holding, cost: u64, at_us: u64) -> bool {
+        matches!(holding.take(&ALGORITHM, cost, LOCAL + at_us, &TERMS), Take::Taken { .. })
+    }
+
+    #[test]
+    fn what_is_held_is_used_in_its_window_alone() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        assert_eq!(holding.take(&ALGORITHM, 1, LOCAL, &TERMS), Take::Unknown);
+        assert_eq!(holding.ask(1, LOCAL, &TERMS).want, 1, "most clients ask once");
+        lent(&mut holding, 5, 100, 0);
+        assert!(is_taken(&mut holding, 3, 1000));
+        assert!(!is_taken(&mut holding, 3, 2000));
+        assert!(is_taken(&mut holding, 1, 50 * SECOND - 1));
+        // The store's clock was read after the question left, and by then fifty seconds were left.
+        assert!(!is_taken(&mut holding, 1, 50 * SECOND));
+        assert_eq!(holding.expired(LOCAL + 50 * SECOND), 1);
+        let statement = holding.ask(1, LOCAL + 50 * SECOND, &TERMS);
+        assert_eq!((statement.previous, statement.current), (0, 4), "what was not used goes back");
+        let next = Lent {
+            now_us: STORE + 50 * SECOND,
+            granted: 2,
+            counts: Counts { index: 10001, previous: 99, current: 2 },
+            own_current: 2,
+        };
+        holding.lent(&statement, &next, LOCAL + 50 * SECOND, LOCAL + 50 * SECOND, &TERMS);
+        assert_eq!(holding.left(LOCAL + 50 * SECOND), 2);
+        let statement = holding.release(0, LOCAL + 51 * SECOND);
+        assert_eq!((statement.index, statement.previous, statement.current), (10001, 4, 0));
+    }
+
+    #[test]
+    fn a_spent_counter_is_refused_here_until_it_can_allow_again() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        holding.ask(1, LOCAL, &TERMS);
+        lent(&mut holding, 0, 1000, 0);
+        let Take::Refused { outcome, is_old: false } = holding.take(&ALGORITHM, 1, LOCAL + 1000, &TERMS) else { panic!() };
+        // The count weighs less than 1000 from the 60th millisecond of the next window on.
+        assert!(matches!(outcome.outcome, Outcome::Denied { retry_after_us: 50_000_000..50_100_000 }), "{outcome:?}");
+        assert_eq!(outcome.remaining, 0);
+        let later = holding.take(&ALGORITHM, 1, LOCAL + 2 * SECOND, &TERMS);
+        assert!(matches!(later, Take::Refused { is_old: true, .. }), "{later:?}");
+        assert_eq!(holding.take(&ALGORITHM, 1, LOCAL + 51 * SECOND, &TERMS), Take::Unknown);
+        let never = holding.take(&ALGORITHM, 1001, LOCAL, &TERMS);
+        assert!(matches!(never, Take::Refused { outcome: CellOutcome { outcome: Outcome::Never, .. }, .. }));
+    }
+
+    #[test]
+    fn the_size_follows_the_rate_and_an_idle_holding_goes_back() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        let mut at_us = 0;
+        let mut wanted = Vec::new();
+        // A request each millisecond.
+        for _ in 0..2000 {
+            at_us += 1000;
+            match holding.take(&ALGORITHM, 1, LOCAL + at_us, &TERMS) {
+                Take::Taken { is_low: false, .. } => {}
+                Take::Taken { is_low: true, .. } => {
+                    let want = holding.ask(0, LOCAL + at_us, &TERMS).want;
+                    wanted.push(want);
+                    lent(&mut holding, want, 0, at_us);
+                }
+                Take::Unknown => {
+                    let want = holding.ask(1, LOCAL + at_us, &TERMS).want;
+                    wanted.push(want);
+                    lent(&mut holding, want, 0, at_us);
+                    assert!(is_taken(&mut holding, 1, at_us));
+                }
+                Take::Refused { .. } => panic!("of 1000 none is used"),
+            }
+        }
+        assert!(wanted[0] == 1 && wanted.len() < 20, "{wanted:?}");
+        assert!(wanted.iter().all(|want| *want <= 500), "{wanted:?}");
+        assert!(wanted.iter().any(|want| *want >= 400), "{wanted:?}");
+        let left = holding.left(LOCAL + at_us);
+        assert!(left > 0);
+        holding.look(LOCAL + at_us);
+        assert_eq!(holding.look(LOCAL + at_us + 250_000), Some(0));
+        let before = holding.used;
+        let statement = holding.release(0, LOCAL + at_us + 250_000);
+        assert_eq!((statement.current, holding.left(LOCAL + at_us + 250_000)), (before, 0));
+    }
+
+    #[test]
+    fn what_a_denied_request_took_is_there_again() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        holding.ask(1, LOCAL, &TERMS);
+        lent(&mut holding, 5, 5, 0);
+        let Take::Taken { index, outcome, .. } = holding.take(&ALGORITHM, 4, LOCAL + 1000, &TERMS) else { panic!() };
+        assert_eq!(outcome.remaining, 996, "what is held and not used is there for this node's clients");
+        holding.put_back(index, 4);
+        assert_eq!(holding.left(LOCAL + 1000), 5);
+        // Of the window before, it is told with the next question.
+        assert!(is_taken(&mut holding, 3, 1000));
+        lent(&mut holding, 0, 0, 60 * SECOND);
+        holding.put_back(index, 3);
+        assert_eq!(holding.release(0, LOCAL + 60 * SECOND).previous, 0);
+    }
+
+    #[test]
+    fn a_lower_ceiling_takes_back_what_was_lent_under_the_old_one() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        holding.ask(1, LOCAL, &TERMS);
+        lent(&mut holding, 50, 50, 0);
+        let lower = Algorithm::sliding_window(60 * SECOND, 10);
+        let refused = holding.take(&lower, 1, LOCAL + 1000, &TERMS);
+        assert!(matches!(refused, Take::Refused { .. }), "{refused:?}");
+        assert_eq!(holding.ask(1, LOCAL + 1000, &TERMS).current, 0);
+    }
+}

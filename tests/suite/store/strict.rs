@@ -1,0 +1,206 @@
+//! `strict`: each request is decided in Redis, over as many nodes as there are.
+
+use std::{sync::Arc, time::Duration};
+
+use limiter_tests::{
+    eventually::eventually,
+    fleet_node::{FleetNode, user},
+    redis_cluster::RedisCluster,
+    redis_server::RedisServer,
+};
+use limiter_user::{
+    limiter::{Kind, Subject},
+    store::{
+        Charge,
+        redis::{RedisConfig, Topology},
+    },
+};
+
+const WAIT: Duration = Duration::from_secs(20);
+const SYNC: Duration = Duration::from_millis(50);
+
+/// A machine that is busy must not look like a Redis that does not answer.
+pub(crate) fn patient(mut config: RedisConfig) -> RedisConfig {
+    config.timeout = Duration::from_secs(5);
+    config
+}
+
+fn rule(id: &str, scope: &str, precision: &str, limit: u64, more: &str) -> String {
+    format!(
+        "[[rules]]\nid = \"{id}\"\nscope = \"{scope}\"\nprecision = \"{precision}\"\nlimit = {limit}\nwindow = \"1h\"\n{more}\n"
+    )
+}
+
+pub(crate) async fn fleet(policy: &str, config: &RedisConfig, nodes: usize) -> Vec<Arc<FleetNode>> {
+    let mut fleet = Vec::new();
+    for _ in 0..nodes {
+        fleet.push(Arc::new(FleetNode::start(policy, config, SYNC).await));
+    }
+    fleet
+}
+
+/// Asks every node as often from as many tasks at once; how many were allowed.
+pub(crate) async fn hammer(fleet: &[Arc<FleetNode>], tasks: usize, times: usize, subject: &Subject) -> usize {
+    let mut hammers = Vec::new();
+    for node in fleet {
+        for _ in 0..tasks {
+            let (node, subject) = (Arc::clone(node), subject.clone());
+            hammers.push(tokio::spawn(async move {
+                let mut allowed = 0;
+                for _ in 0..times {
+                    allowed += usize::from(node.allows(&subject).await);
+                }
+                allowed
+            }));
+        }
+    }
+    let mut allowed = 0;
+    for hammer in hammers {
+        allowed += hammer.await.unwrap();
+    }
+    allowed
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_node_admits_more_than_all_together_may() {
+    let server = RedisServer::start().await;
+    let config = patient(RedisConfig::new(server.url()));
+    for (algorithm, more) in [
+        ("sliding_window", ""),
+        ("fixed_window", ""),
+        ("token_bucket", ""),
+        ("sliding_log", ""),
+        ("leaky_bucket", "burst = 99\nmax_delay = \"60s\""),
+    ] {
+        let mut policy = rule(algorithm, "user", "strict", 100, &format!("algorithm = \"{algorithm}\"\n{more}"));
+        if algorithm == "leaky_bucket" {
+            // A place of the queue is free again after its turn, which nobody waits for here.
+            policy = policy.replace("1h", "100m").replace("max_delay = \"60s\"", "max_delay = \"60s\"\n");
+        }
+        let fleet = fleet(&policy, &config, 4).await;
+        let expected = if algorithm == "leaky_bucket" { 2 } else { 100 };
+        let allowed = hammer(&fleet, 16, 10, &user("u")).await;
+        assert_eq!(allowed, expected, "{algorithm}");
+        // One node's answers tell what the others have admitted.
+        assert_eq!(fleet[2].remaining(&user("u")).await, if algorithm == "leaky_bucket" { 98 } else { 0 }, "{algorithm}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denied_request_of_several_precisions_costs_nobody_anything() {
+    let server = RedisServer::start().await;
+    let config = patient(RedisConfig::new(server.url()));
+    // Whichever rule denies: each has its turn to be the narrow one.
+    let precisions = ["async", "local", "leased", "strict"];
+    for narrow in precisions {
+        let policy: String = precisions
+            .iter()
+            .map(|precision| {
+                let limit = if *precision == narrow { 5 } else { 1000 };
+                rule(&format!("{narrow}-{precision}"), "user", precision, limit, "")
+            })
+            .collect();
+        let fleet = fleet(&policy, &config, 1).await;
+        let node = &fleet[0];
+        assert_eq!(hammer(&fleet, 1, 5, &user("u")).await, 5, "{narrow}");
+        assert_eq!(hammer(&fleet, 8, 20, &user("u")).await, 0, "{narrow}");
+        let denied = node.decide(&user("u"), "/", 1, Charge::Commit).await;
+        assert_eq!(denied.answer.map(|answer| answer.rule.to_string()), Some(format!("{narrow}-{narrow}")));
+        let dear = node.decide(&user("u"), "/", 1001, Charge::Commit).await;
+        assert_eq!(dear.kind, Kind::Unsatisfiable, "{narrow}");
+        // What every counter says afterwards, to a node that has seen nothing of it.
+        let nobody = user("somebody else");
+        assert!(node.allows(&nobody).await, "{narrow}");
+        eventually(WAIT, async || {
+            let mut taken = Vec::new();
+            for precision in precisions {
+                let key = format!("rl:{{user:u}}:{narrow}-{precision}");
+                let value: Option<Vec<u8>> = server.run(&["GET", &key]).await;
+                taken.push((precision, value.map(|value| current(&value))));
+            }
+            if taken.iter().all(|(_, current)| *current == Some(5)) { Ok(()) } else { Err((narrow, taken)) }
+        })
+        .await;
+    }
+}
+
+/// The current count of a counter of windows, out of its value: five numbers in MessagePack come before those of nodes.
+pub(crate) fn current(value: &[u8]) -> u64 {
+    let mut rest = match value[0] {
+        0x90..=0x9f => &value[1..],
+        0xdc => &value[3..],
+        other => panic!("no array: {other:x}"),
+    };
+    let mut numbers = Vec::new();
+    while numbers.len() < 5 {
+        let (length, skip) = match rest[0] {
+            0x00..=0x7f => (0, 0),
+            0xcc => (1, 1),
+            0xcd => (2, 1),
+            0xce => (4, 1),
+            0xcf => (8, 1),
+            other => panic!("no number: {other:x}"),
+        };
+        let bytes = if skip == 0 { &rest[..1] } else { &rest[1..=length] };
+        numbers.push(bytes.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte)));
+        rest = &rest[skip.max(1) + length..];
+    }
+    numbers[4]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_in_several_slots_of_a_cluster_are_charged_together() {
+    let servers = RedisCluster::start(3).await;
+    let config = patient(RedisConfig::of(servers.urls(), Topology::Cluster));
+    let policy = rule("mine", "user", "strict", 1000, "") + &rule("everybody's", "global", "strict", 30, "");
+    let policy = policy.replace("everybody's", "everybody");
+    let fleet = fleet(&policy, &config, 2).await;
+    // Warm: every node of the cluster is known.
+    assert!(fleet[0].allows(&user("first")).await && fleet[1].allows(&user("first")).await);
+    let mut allowed = 0;
+    for name in ["a", "b", "c", "d"] {
+        allowed += hammer(&fleet, 2, 5, &user(name)).await;
+    }
+    // Requests at the same time may each have seen what the other was charged before that was given back.
+    assert!((20..=28).contains(&allowed), "{allowed}");
+    eventually(WAIT, async || {
+        let mut sum = 0;
+        for name in ["a", "b", "c", "d"] {
+            sum += 1000 - fleet[0].decide(&user(name), "/", 1, Charge::Peek).await.answer.unwrap().remaining.min(1000);
+        }
+        Ok::<_, ()>(sum)
+    })
+    .await;
+    let key = "rl:{global:all}:everybody";
+    eventually(WAIT, async || {
+        let value: Vec<u8> = servers.primaries[servers.owner(key).await].run(&["GET", key]).await;
+        let taken = current(&value);
+        if taken == 2 + u64::try_from(allowed).unwrap() { Ok(()) } else { Err((taken, allowed)) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_redis_a_node_goes_on_from_what_it_was_told() {
+    let mut server = RedisServer::start().await;
+    let config = RedisConfig::new(server.url());
+    for algorithm in ["sliding_window", "fixed_window", "token_bucket", "sliding_log"] {
+        let policy = rule(algorithm, "user", "strict", 100, &format!("algorithm = \"{algorithm}\""));
+        let fleet = fleet(&policy, &patient(config.clone()), 2).await;
+        assert_eq!(hammer(&fleet[..1], 1, 80, &user("u")).await, 80);
+        // The second hears of it with its own first request.
+        assert_eq!(hammer(&fleet[1..], 1, 1, &user("u")).await, 1);
+        server.kill();
+        // Of a bucket, each node has its part of what is left.
+        let left = if algorithm == "token_bucket" { 9 } else { 19 };
+        assert_eq!(hammer(&fleet[1..], 1, 30, &user("u")).await, left, "{algorithm}");
+        server.restart().await;
+        // What was admitted meanwhile is shared when it is back.
+        eventually(WAIT, async || {
+            let key = format!("rl:{{user:u}}:{algorithm}");
+            let there: u64 = server.run(&["EXISTS", &key]).await;
+            if there == 1 { Ok(()) } else { Err(fleet[1].status.get()) }
+        })
+        .await;
+    }
+}
