@@ -8,8 +8,7 @@ use smallvec::SmallVec;
 use super::{Request, Touched, Turn, failure::Failing};
 use crate::{
     metrics::RuleMetrics,
-    policy::{BypassKind, FailurePolicy, Limit, ResponseTemplate, Rule, Scope},
-    policy::{BypassKind, Limit, Precision, ResponseTemplate, Rule, Scope},
+    policy::{BypassKind, FailurePolicy, Limit, Precision, ResponseTemplate, Rule, Scope},
     store::{CellOutcome, Charge},
 };
 
@@ -148,7 +147,9 @@ pub(super) fn conclude(
             decision.address_denial =
                 Some(AddressDenial { rule: Arc::clone(&rules[*index].id), retry_after_us, covers_all });
         }
-        if outcome.over > 0 && rules[*index].precision == Precision::Async && !is_tightened(request, touched, rules, position)
+        if outcome.over > 0
+            && rules[*index].precision == Precision::Async
+            && !is_tightened(request, touched, rules, position)
         {
             metrics[*index].saw_overshoot(outcome.over, now);
         }

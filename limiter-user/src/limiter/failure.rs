@@ -71,7 +71,13 @@ impl Failing {
     }
 
     /// Makes one of `len` cells what its rule wants of it, and says what that is.
-    pub(super) fn fail(&mut self, place: usize, len: usize, cell: &mut CellRef<'_>, outage: &Outage<'_>) -> FailingCell {
+    pub(super) fn fail(
+        &mut self,
+        place: usize,
+        len: usize,
+        cell: &mut CellRef<'_>,
+        outage: &Outage<'_>,
+    ) -> FailingCell {
         let policy = outage.of_endpoints.unwrap_or(outage.rule.on_store_failure);
         let mut failing = FailingCell {
             policy,

@@ -47,14 +47,14 @@ type Places = SmallVec<[usize; INLINE_CELLS]>;
 type Cells<'a> = SmallVec<[CellRef<'a>; INLINE_CELLS]>;
 
 /// A request's cells, with what is known of each so far.
-pub(super) struct Judging<'a> {
+pub(super) struct Judging<'a, 'c> {
     precise: &'a Precise,
     counters: &'a MemoryStore,
     now: UnixMicros,
     active: &'a Active,
-    touched: &'a Touched<'a>,
+    touched: &'a Touched<'c>,
     /// Of the request, as their rules want them by now.
-    cells: Cells<'a>,
+    cells: Cells<'c>,
     /// Those whose counters cannot be shared.
     pub(super) failing: Failing,
     pub(super) outcomes: Outcomes,
@@ -77,13 +77,13 @@ enum Leased {
     Unknown,
 }
 
-impl<'a> Judging<'a> {
+impl<'a, 'c> Judging<'a, 'c> {
     pub(super) fn new(
         precise: &'a Precise,
         counters: &'a MemoryStore,
         now: UnixMicros,
         active: &'a Active,
-        touched: &'a Touched<'a>,
+        touched: &'a Touched<'c>,
         failing: Failing,
     ) -> Self {
         let precisions: SmallVec<[Precision; INLINE_CELLS]> = touched.precisions(active, &failing).collect();

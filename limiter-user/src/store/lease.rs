@@ -24,15 +24,18 @@ use smallvec::SmallVec;
 use tokio::{sync::watch, time::MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-pub use self::{
-    holding::{Lent, Statement, Take},
-    stats::LeaseStats,
-};
 use self::{
     holding::{Holding, Terms},
     stats::Counts,
 };
-use super::{AsCell as _, Cell, CellOutcome, CellRef, CounterKey, StoreError, algorithm::View, fleet::live_nodes, redis::RedisStore};
+pub use self::{
+    holding::{Lent, Statement, Take},
+    stats::LeaseStats,
+};
+use super::{
+    AsCell as _, Cell, CellOutcome, CellRef, CounterKey, StoreError, algorithm::View, fleet::live_nodes,
+    redis::RedisStore,
+};
 use crate::clock::{SharedClock, Stopwatch};
 
 mod holding;
@@ -316,7 +319,8 @@ impl Leases {
     async fn exchange(&self, statements: &[(CounterKey, Statement)]) -> bool {
         let number = self.0.number.fetch_add(1, Ordering::Relaxed);
         let sent_us = self.local_us();
-        let result = self.0.redis.lend(number, live_nodes().saturating_mul(PARTS_A_NODE), statements, ANSWER_WITHIN).await;
+        let result =
+            self.0.redis.lend(number, live_nodes().saturating_mul(PARTS_A_NODE), statements, ANSWER_WITHIN).await;
         let received_us = self.local_us();
         let replies = match result {
             Ok(replies) => replies,

@@ -15,8 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use self::{bound::Bounds, live_nodes::LiveNodes, offset::OffsetBounds};
 use super::{
-    CounterKey, StoreError, fleet,
+    CounterKey, StoreError,
     counter::{Adopts, OwnState, OwnTotals},
+    fleet,
     memory::MemoryStore,
     redis::{RedisStore, SyncReply},
 };

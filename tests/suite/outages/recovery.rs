@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use limiter_tests::{
-    agent::Agent, eventually::until, redis_cluster::RedisCluster, redis_server::RedisServer,
-};
+use limiter_tests::{agent::Agent, eventually::until, redis_cluster::RedisCluster, redis_server::RedisServer};
 use limiter_user::{clock::Stopwatch, store::redis::ACL_RULES};
 use serde_json::json;
 
@@ -108,7 +106,9 @@ fn a_start_takes_over_no_more_than_it_may() {
     }
     until_sent(&agent);
     // What is no counter of this agent's harms nobody.
-    for (name, value) in [("rl:{user:x}:sliding", "nonsense"), ("rl:{user:%2}:sliding", ""), ("rl:{ip:1}:by-address", "")] {
+    for (name, value) in
+        [("rl:{user:x}:sliding", "nonsense"), ("rl:{user:%2}:sliding", ""), ("rl:{ip:1}:by-address", "")]
+    {
         let () = runtime.block_on(server.run(&["SET", name, value]));
     }
     let () = runtime.block_on(server.run(&["LPUSH", "rl:{user:y}:sliding", "1"]));
@@ -126,7 +126,8 @@ fn a_start_takes_over_no_more_than_it_may() {
     // Without the right to, and with too little time, it starts all the same.
     let rights = ACL_RULES.replace(" +scan", "");
     let rights: Vec<&str> = rights.split(' ').collect();
-    let () = runtime.block_on(server.run(&[&["ACL", "SETUSER", "default", "resetkeys", "-@all"], &rights[..]].concat()));
+    let () =
+        runtime.block_on(server.run(&[&["ACL", "SETUSER", "default", "resetkeys", "-@all"], &rights[..]].concat()));
     let agent = setup.start();
     until("the reason is told", WAIT, || setup.log().contains("NOPERM").then_some(()));
     until_whole(&agent);
@@ -170,7 +171,8 @@ fn of_a_cluster_the_shard_that_came_back_empty_is_filled_again() {
     assert_eq!(agent.metric("limiter_sync_refills_total"), 1.0);
     let again = agent.metric("limiter_sync_counters_total") - sent;
     let log = setup.log();
-    let line = log.lines().find(|line| line.contains("sending its live counters again")).unwrap_or_else(|| panic!("{log}"));
+    let line =
+        log.lines().find(|line| line.contains("sending its live counters again")).unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains(&servers.primaries[1].port().to_string()), "{line}");
     assert!(again < 20.0 * 8.0 + before[1] as f64 + 20.0, "{again} of {before:?}: the others are left alone");
 }

@@ -82,7 +82,11 @@ async fn no_node_admits_more_than_all_together_may() {
         let allowed = hammer(&fleet, 16, 10, &user("u")).await;
         assert_eq!(allowed, expected, "{algorithm}");
         // One node's answers tell what the others have admitted.
-        assert_eq!(fleet[2].remaining(&user("u")).await, if algorithm == "leaky_bucket" { 98 } else { 0 }, "{algorithm}");
+        assert_eq!(
+            fleet[2].remaining(&user("u")).await,
+            if algorithm == "leaky_bucket" { 98 } else { 0 },
+            "{algorithm}"
+        );
     }
 }
 

@@ -394,7 +394,9 @@ mod tests {
         let mut holding = Holding::new(7, ALGORITHM);
         holding.ask(1, LOCAL, &TERMS);
         lent(&mut holding, 0, 1000, 0);
-        let Take::Refused { outcome, is_old: false } = holding.take(&ALGORITHM, 1, LOCAL + 1000, &TERMS) else { panic!() };
+        let Take::Refused { outcome, is_old: false } = holding.take(&ALGORITHM, 1, LOCAL + 1000, &TERMS) else {
+            panic!()
+        };
         // The count weighs less than 1000 from the 60th millisecond of the next window on.
         assert!(matches!(outcome.outcome, Outcome::Denied { retry_after_us: 50_000_000..50_100_000 }), "{outcome:?}");
         assert_eq!(outcome.remaining, 0);

@@ -311,7 +311,7 @@ impl Model {
             if outcome == Outcome::Allowed {
                 tried.insert(cell.key.clone(), cell.algorithm.taken(view, now_us, cell.cost));
             }
-            outcomes.push(CellOutcome { outcome, remaining: 0, reset_us: 0, delay_us });
+            outcomes.push(CellOutcome { outcome, remaining: 0, reset_us: 0, delay_us, over: 0 });
         }
         if charge == Charge::Commit && passes(cells, &outcomes) {
             self.0 = tried;

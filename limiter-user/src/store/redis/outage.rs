@@ -43,12 +43,10 @@ impl RedisStore {
         }
         match &self.0.servers {
             Servers::One(server) => server.breaker().until_probe(),
-            Servers::Cluster(cluster) => {
-                match cluster.known_node(slot_of(identity)) {
-                    Some(node) => node.and_then(|node| node.breaker().until_probe()),
-                    None => cluster.breaker().until_probe(),
-                }
-            }
+            Servers::Cluster(cluster) => match cluster.known_node(slot_of(identity)) {
+                Some(node) => node.and_then(|node| node.breaker().until_probe()),
+                None => cluster.breaker().until_probe(),
+            },
         }
     }
 

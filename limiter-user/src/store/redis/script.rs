@@ -44,6 +44,8 @@ impl Script {
 
     pub(super) fn probe() -> Self {
         Self::alone("probe.lua", include_str!("../../../../lua/probe.lua").to_owned())
+    }
+
     pub(super) fn lease() -> Self {
         Self::new("lease.lua", include_str!("../../../../lua/lease.lua"))
     }
