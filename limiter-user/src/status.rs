@@ -310,6 +310,8 @@ impl StatusSource {
         for other in self.leases.iter().flat_map(|leases| leases.store().shards()) {
             match shards.iter_mut().find(|shard| shard.name == other.name) {
                 Some(shard) => shard.state = shard.state.worse(other.state),
+                // Who decides may not know the servers yet.
+                None if other.state == BreakerState::Closed => {}
                 None => shards.push(other),
             }
         }

@@ -117,7 +117,7 @@ pub const FAILURES: &[Failure] = &[
         has_user: false,
         begin: &[
             Act::Run(&["CONFIG", "SET", "requirepass", "secret"]),
-            Act::Run(&["CLIENT", "KILL", "USER", "default", "SKIPME", "yes"]),
+            Act::RunAs("secret", &["CLIENT", "KILL", "USER", "default"]),
         ],
         end: &[Act::RunAs("secret", &["CONFIG", "SET", "requirepass", ""])],
         says: Some("Authentication required"),

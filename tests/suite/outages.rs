@@ -138,7 +138,7 @@ fn holds_in(runtime: &tokio::runtime::Runtime, failure: &Failure, precision: &st
     }
     until_sent(&agent);
     runtime.block_on(redis.begin(failure));
-    until("Redis is left alone", WAIT, || {
+    until(&format!("{what}: Redis is left alone"), WAIT, || {
         // Whatever is answered meanwhile is answered at once.
         ask(&agent, "other", "/local");
         (breakers(&agent) == ["open"]).then_some(())
@@ -163,7 +163,7 @@ fn holds_in(runtime: &tokio::runtime::Runtime, failure: &Failure, precision: &st
 
     runtime.block_on(redis.end(failure));
     let watch = Stopwatch::start();
-    until("Redis is asked again", WAIT, || (breakers(&agent) == ["closed"]).then_some(()));
+    until(&format!("{what}: Redis is asked again"), WAIT, || (breakers(&agent) == ["closed"]).then_some(()));
     // It loads for some seconds; of all other failures the next probe is the end.
     let slack = if failure.name == "LOADING" { WAIT } else { PROBE + Duration::from_secs(2) };
     assert!(watch.elapsed() < slack, "{what}: {:?}", watch.elapsed());

@@ -53,9 +53,9 @@ pub async fn recover(
         if memory.has_room_for(&key) {
             let is_new = memory.adopt(key, &algorithm, &stored.counts, clock.now());
             counters.fetch_add(u64::from(is_new), Ordering::Relaxed);
-        } else {
-            is_full.store(true, Ordering::Relaxed);
+            return true;
         }
+        is_full.store(true, Ordering::Relaxed);
         // Of several parts of the memory, the others may have room.
         !memory.is_full()
     };

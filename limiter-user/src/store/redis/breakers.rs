@@ -155,10 +155,14 @@ impl ServerBreaker {
         if self.state() != BreakerState::Open {
             return None;
         }
-        let mut inner = self.inner.as_ref()?.lock();
-        let begun = inner.breaker.begin_probe(self.all.clock.elapsed());
-        self.show(&inner.breaker);
-        begun.then_some(Probe { breaker: self, result: Err(None) })
+        {
+            let mut inner = self.inner.as_ref()?.lock();
+            if !inner.breaker.begin_probe(self.all.clock.elapsed()) {
+                return None;
+            }
+            self.show(&inner.breaker);
+        }
+        Some(Probe { breaker: self, result: Err(None) })
     }
 
     fn probed(&self, result: Result<(), Option<String>>) {
