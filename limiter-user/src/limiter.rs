@@ -164,16 +164,20 @@ impl Limiter {
             return Decision::without_rule(request.subject.is_unauthenticated(), now);
         };
         let mut judging = Judging::new(precise, &self.counters, now, &touched.cells, touched.precisions(&active));
-        match request.charge {
-            Charge::Commit => judging.commit().await,
+        let charged = match request.charge {
+            Charge::Commit => judging.prepare().await,
             Charge::Peek => judging.peek().await,
             Charge::Refund => judging.refund().await,
+        };
+        let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
+        let queues = shapes.then(|| self.turns.lock());
+        if let Some(charged) = charged {
+            judging.finish(charged);
         }
         let outcomes = judging.outcomes;
-        let mut decision =
-            decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
-        if request.charge == Charge::Commit && touched.cells.iter().any(is_shaped) {
-            self.hold(self.turns.lock(), &mut decision, &touched, &outcomes);
+        let mut decision = decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
+        if let Some(queues) = queues {
+            self.hold(queues, &mut decision, &touched, &outcomes);
         }
         decision
     }

@@ -76,10 +76,8 @@ impl FleetNode {
         worker.round().await;
         let status = worker.status();
         let shutdown = CancellationToken::new();
-        let workers = vec![
-            tokio::spawn(worker.run(shutdown.clone())),
-            tokio::spawn(leases.clone().run(shutdown.clone())),
-        ];
+        let workers =
+            vec![tokio::spawn(worker.run(shutdown.clone())), tokio::spawn(leases.clone().run(shutdown.clone()))];
         Self { limiter: Arc::new(limiter), memory, leases, active, clock, status, shutdown, workers }
     }
 

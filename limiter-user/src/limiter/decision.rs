@@ -133,7 +133,9 @@ pub(super) fn conclude(
             decision.address_denial =
                 Some(AddressDenial { rule: Arc::clone(&rules[*index].id), retry_after_us, covers_all });
         }
-        if outcome.over > 0 && rules[*index].precision == Precision::Async && !is_tightened(request, touched, rules, position)
+        if outcome.over > 0
+            && rules[*index].precision == Precision::Async
+            && !is_tightened(request, touched, rules, position)
         {
             metrics[*index].saw_overshoot(outcome.over, now);
         }

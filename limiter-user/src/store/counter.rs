@@ -119,9 +119,12 @@ const _: () = assert!(size_of::<Counter>() == 8 + 8 + 7 * 8);
 impl Counter {
     pub(super) fn new(algorithm: &Algorithm, now_us: u64, tag: u32) -> Self {
         let state = match algorithm.kind() {
-            Kind::Windows => {
-                State::Windows { tag, charges: 0, adopted: false, counts: WindowState::new(now_us / algorithm.window_us()) }
-            }
+            Kind::Windows => State::Windows {
+                tag,
+                charges: 0,
+                adopted: false,
+                counts: WindowState::new(now_us / algorithm.window_us()),
+            },
             Kind::Bucket(bucket) => {
                 State::Bucket { tag, charges: 0, adopted: false, bucket: BucketState::new(bucket, 0) }
             }
@@ -217,9 +220,7 @@ impl Counter {
                 let tat_ns = bucket.taken(0, in_ns(now_us), taken.min(bucket.burst()));
                 State::Bucket { tag, charges, adopted, bucket: BucketState::new(bucket, tat_ns) }
             }
-            Kind::Log(_) => {
-                State::Log { tag, charges, adopted, log: Box::new(LogState::of_others(now_us, taken)) }
-            }
+            Kind::Log(_) => State::Log { tag, charges, adopted, log: Box::new(LogState::of_others(now_us, taken)) },
         };
         self.window_us = window_us;
         late

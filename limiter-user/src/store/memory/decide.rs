@@ -9,9 +9,7 @@ use super::{
     index::KeyHash,
     shard::{Shard, SlotIndex},
 };
-use crate::store::{
-    Algorithm, AsCell, CellOutcome, CellRef, Charge, Outcomes, algorithm::View, passes, taken_before,
-};
+use crate::store::{Algorithm, AsCell, CellOutcome, CellRef, Charge, Outcomes, algorithm::View, passes, taken_before};
 
 /// Shards of one request: all counters of one identity are in one.
 const INLINE_SHARDS: usize = 24;

@@ -53,7 +53,11 @@ impl RedisStore {
             (_, Charge::Commit) => {
                 let watch = Stopwatch::start();
                 let seen = self.each(Question { charge: Charge::Peek, ..question }, &groups, cells.len()).await?;
-                if passes(cells, &outcomes(&seen)) { self.charge(question, &watch, &groups, seen).await } else { Ok(seen) }
+                if passes(cells, &outcomes(&seen)) {
+                    self.charge(question, &watch, &groups, seen).await
+                } else {
+                    Ok(seen)
+                }
             }
         }
     }
