@@ -3,7 +3,6 @@
 //! Each has its own connections to one real redis-server, and all ask for one key: evenly, or one of them most of the time.
 //! First a limit that is used up once, which says exactly how much too much or too little was admitted; then windows of a
 //! second under a load of twice the limit, which say what is left unused while it lasts.
-#![expect(clippy::float_arithmetic, reason = "shares of what was measured")]
 
 use std::{sync::Arc, time::Duration};
 

@@ -70,13 +70,11 @@ pub struct LeaseConfig {
     pub look_again: Duration,
 }
 
-impl Default for LeaseConfig {
-    fn default() -> Self {
-        Self {
-            horizon: Duration::from_millis(500),
-            spacing: Duration::from_micros(12_500),
-            look_again: Duration::from_millis(250),
-        }
+impl LeaseConfig {
+    /// Asks about a counter of which nothing is left as often as one near its ceiling is shared.
+    pub fn with_sync_interval(sync_interval: Duration) -> Self {
+        let (horizon, look_again) = (Duration::from_millis(500), Duration::from_millis(250));
+        Self { horizon, spacing: sync_interval / 4, look_again }
     }
 }
 

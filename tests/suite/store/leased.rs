@@ -221,7 +221,7 @@ async fn no_window_admits_more_than_its_ceiling() {
         let nodes = fleet(&policy, &config, 4).await;
         let watch = Stopwatch::start();
         let allowed = steady(&nodes, Duration::from_secs(4), &user(algorithm)).await;
-        let windows = u64::try_from(watch.elapsed().as_secs()).unwrap() + 2;
+        let windows = watch.elapsed().as_secs() + 2;
         assert!(allowed <= 300 * windows, "{algorithm}: {allowed} in parts of {windows} windows");
         assert!(allowed >= 300 * 3, "{algorithm}: {allowed} in 4 s");
     }
