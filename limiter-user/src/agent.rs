@@ -294,9 +294,7 @@ fn precise(
     clock: &Arc<SharedClock>,
 ) -> Result<Precise> {
     let redis = store.connect_beside(config)?;
-    let mut terms = LeaseConfig::default();
-    terms.spacing = sync_interval / 4;
-    let leases = Leases::new(redis.clone(), Arc::clone(clock), terms);
+    let leases = Leases::new(redis.clone(), Arc::clone(clock), LeaseConfig::with_sync_interval(sync_interval));
     Ok(Precise { redis, leases })
 }
 

@@ -213,17 +213,22 @@ impl Limiter {
             return self.decide_in_memory(&active, request, &touched, &failing, now);
         }
         let mut judging = Judging::new(precise, &self.counters, now, &active, &touched, failing);
-        match request.charge {
-            Charge::Commit => judging.commit().await,
+        let charged = match request.charge {
+            Charge::Commit => judging.prepare().await,
             Charge::Peek => judging.peek().await,
             Charge::Refund => judging.refund().await,
+        };
+        let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
+        let queues = shapes.then(|| self.turns.lock());
+        if let Some(charged) = charged {
+            judging.finish(charged);
         }
         let Judging { failing, mut outcomes, .. } = judging;
         failing.settle(&touched.cells, &mut outcomes);
         let mut decision =
             decision::conclude(request, now, &touched, &outcomes, &failing, &active.policy.rules, &active.metrics);
-        if request.charge == Charge::Commit && touched.cells.iter().any(is_shaped) {
-            self.hold(self.turns.lock(), &mut decision, &touched, &outcomes);
+        if let Some(queues) = queues {
+            self.hold(queues, &mut decision, &touched, &outcomes);
         }
         decision
     }

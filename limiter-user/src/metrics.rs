@@ -177,6 +177,11 @@ impl RuleMetrics {
         }
     }
 
+    /// The most so far.
+    pub fn overshoot(&self) -> u64 {
+        u64::try_from(self.overshoot.get()).unwrap_or(0)
+    }
+
     pub fn count_shadow_denied(&self) {
         self.shadow_denied.inc();
     }

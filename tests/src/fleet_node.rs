@@ -59,8 +59,7 @@ impl FleetNode {
         let active = Active::derive(policy, &[], &metrics, &pressure, UnixMicros::new(0)).share();
         let store = RedisStore::connect(redis).expect("an address");
         let requests = store.connect_beside(redis).expect("an address");
-        let mut terms = LeaseConfig::default();
-        terms.spacing = sync_interval / 4;
+        let terms = LeaseConfig::with_sync_interval(sync_interval);
         let leases = Leases::new(requests.clone(), clock.clone(), terms);
         let precise = Precise { redis: requests, leases: leases.clone() };
         let window_clock = clock.clone() as Arc<dyn Clock>;

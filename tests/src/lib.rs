@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod bench;
 pub mod chaos_proxy;
+pub mod delay_proxy;
 pub mod demo;
 pub mod eventually;
 pub mod fixture;

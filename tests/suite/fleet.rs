@@ -246,3 +246,55 @@ fn calls_to_redis_do_not_grow_with_requests() {
     let keys = runtime.block_on(redis.counters());
     assert_eq!(keys.len(), 100);
 }
+
+#[test]
+fn each_rule_is_as_exact_as_it_says() {
+    let runtime = runtime();
+    let redis = runtime.block_on(RedisServer::start());
+    let rule = |precision: &str| {
+        format!(
+            "[[rules]]\nid = \"{precision}\"\nscope = \"attribute:p-{precision}\"\nprecision = \"{precision}\"\nlimit = 60\nwindow = \"1h\"\n"
+        )
+    };
+    let policy = rule("strict") + &rule("leased");
+    let node = |name: &str| {
+        let store =
+            format!("[store]\nkind = \"redis\"\n[store.redis]\nurls = [\"{}\"]\ntimeout = \"1s\"\n", redis.url());
+        Setup::new(&format!("[node]\nid = \"{name}\"\n{store}"), &policy)
+    };
+    let (a, b) = (node("a"), node("b"));
+    let (a, b) = (a.start(), b.start());
+    let ask = |agent: &Agent<'_>, precision: &str| {
+        let attributes = json!({ format!("p-{precision}"): "x" });
+        agent.decide(json!({ "attributes": attributes }))["allowed"] == json!(true)
+    };
+    // In turns, and in batches whose questions wait together.
+    let batch = |agent: &Agent<'_>, precision: &str| {
+        let attributes = json!({ format!("p-{precision}"): "x" });
+        let questions = json!(vec![json!({ "attributes": attributes }); 20]);
+        let answers = http::post(&agent.setup().http(), "/v1/decide", &questions).expect("an answer").json();
+        let answers = answers.as_array().expect("a batch").clone();
+        answers.iter().filter(|answer| answer["allowed"] == json!(true)).count()
+    };
+    for precision in ["strict", "leased"] {
+        let mut allowed = 0;
+        for _ in 0..5 {
+            allowed += usize::from(ask(&a, precision)) + usize::from(ask(&b, precision));
+        }
+        assert_eq!(allowed, 10, "{precision}");
+        allowed += batch(&a, precision) + batch(&b, precision);
+        assert!(allowed <= 50, "{precision}: {allowed}");
+        // What one was lent and does not use is the other's again.
+        until("the limit is used up", WAIT, || {
+            allowed += usize::from(ask(&b, precision));
+            (allowed == 60).then_some(())
+        });
+        assert!(!ask(&a, precision) && !ask(&b, precision), "{precision}");
+        assert_eq!(batch(&a, precision) + batch(&b, precision), 0, "{precision}");
+    }
+    assert!(a.metric("limiter_lease_requests_total{result=\"hit\"}") > 0.0);
+    assert!(a.metric("limiter_lease_requests_total{result=\"miss\"}") > 0.0);
+    assert!(a.metric("limiter_lease_units_total{fate=\"lent\"}") > 0.0);
+    assert_eq!(a.metric("limiter_overshoot_units{rule=\"strict\"}"), 0.0);
+    assert!(a.stop().success() && b.stop().success());
+}

@@ -5,6 +5,9 @@ mod store {
     pub(crate) mod behaviour;
     mod exactly_once;
     mod failures;
+    mod leased;
+    mod local;
+    mod near;
     mod redis_only;
     mod strict;
     mod sync_worker;

@@ -44,6 +44,8 @@ pub struct Precise {
 
 /// Places of a request's cells, by who decides them.
 type Places = SmallVec<[usize; INLINE_CELLS]>;
+/// What Redis was charged, and when by its clock.
+type Charged = Vec<(Cell, UnixMicros)>;
 type Cells<'a> = SmallVec<[CellRef<'a>; INLINE_CELLS]>;
 
 /// A request's cells, with what is known of each so far.
@@ -121,14 +123,15 @@ impl<'a, 'c> Judging<'a, 'c> {
         true
     }
 
-    /// Decides and charges everything or nothing, within the time that a request waits for Redis.
-    pub(super) async fn commit(&mut self) {
+    /// Decides everything but what memory does, within the time that a request waits for Redis. Returns what Redis was charged;
+    /// `None` when the request is denied already.
+    pub(super) async fn prepare(&mut self) -> Option<Charged> {
         let watch = Stopwatch::start();
         let left = |watch: &Stopwatch, precise: &Precise| precise.redis.timeout().saturating_sub(watch.elapsed());
         self.look_into_memory();
         if !self.pass(&self.memory) {
             self.guess();
-            return;
+            return None;
         }
         let mut rounds = 0;
         loop {
@@ -136,14 +139,21 @@ impl<'a, 'c> Judging<'a, 'c> {
                 Leased::Passes => break,
                 Leased::Denied => {
                     self.guess_strict();
-                    return;
+                    return None;
                 }
                 Leased::Unknown => {}
             }
             rounds += 1;
             let time = left(&watch, self.precise);
-            if rounds > MOST_ROUNDS || time.is_zero() {
+            if rounds > MOST_ROUNDS + 1 {
                 self.do_without_leases(|_| true);
+            } else if rounds > MOST_ROUNDS || time.is_zero() {
+                // An answer may have come in the last moment.
+                rounds = MOST_ROUNDS + 1;
+                let leases = &self.precise.leases;
+                let lacking: Places =
+                    self.leased.iter().copied().filter(|&place| leases.lacks(&self.cells[place])).collect();
+                self.do_without_leases(|place| lacking.contains(&place));
             } else {
                 self.ask_for_leases(time).await;
             }
@@ -151,15 +161,20 @@ impl<'a, 'c> Judging<'a, 'c> {
         let charged = self.charge_redis(left(&watch, self.precise)).await;
         if !self.pass(&self.strict) {
             self.put_back();
-            return;
+            return None;
         }
+        Some(charged)
+    }
+
+    /// Charges memory, and so everything; or nothing.
+    pub(super) fn finish(&mut self, charged: Charged) {
         if !self.charge_memory() && !charged.is_empty() {
             self.take_back(charged);
         }
     }
 
     /// Says what the request would be told.
-    pub(super) async fn peek(&mut self) {
+    pub(super) async fn peek(&mut self) -> Option<Charged> {
         self.look_into_memory();
         let leases = &self.precise.leases;
         let mut unknown = self.strict.clone();
@@ -170,10 +185,11 @@ impl<'a, 'c> Judging<'a, 'c> {
             }
         }
         self.ask_redis(Charge::Peek, &unknown).await;
+        None
     }
 
     /// Gives the costs back.
-    pub(super) async fn refund(&mut self) {
+    pub(super) async fn refund(&mut self) -> Option<Charged> {
         self.in_memory(Charge::Refund, &self.memory.clone());
         let mut elsewhere = self.strict.clone();
         for &place in &self.leased {
@@ -185,6 +201,7 @@ impl<'a, 'c> Judging<'a, 'c> {
             }
         }
         self.ask_redis(Charge::Refund, &elsewhere).await;
+        None
     }
 
     /// Without charging anything; where Redis does not answer, memory does.
@@ -309,12 +326,12 @@ impl<'a, 'c> Judging<'a, 'c> {
         }
     }
 
-    /// Decides those of the leased cells, that cannot be decided, without Redis.
+    /// Decides some of the leased cells without Redis.
     fn do_without_leases(&mut self, which: impl Fn(usize) -> bool) {
         let leases = &self.precise.leases;
         let mut keep = Places::new();
         for place in std::mem::take(&mut self.leased) {
-            if !which(place) || !leases.lacks(&self.cells[place]) {
+            if !which(place) {
                 keep.push(place);
                 continue;
             }
@@ -330,7 +347,7 @@ impl<'a, 'c> Judging<'a, 'c> {
     }
 
     /// Charges what Redis decides, and returns it with the time of the charge; nothing where it denies.
-    async fn charge_redis(&mut self, time: Duration) -> Vec<(Cell, UnixMicros)> {
+    async fn charge_redis(&mut self, time: Duration) -> Charged {
         if self.strict.is_empty() {
             return Vec::new();
         }
@@ -390,7 +407,7 @@ impl<'a, 'c> Judging<'a, 'c> {
         passes
     }
 
-    fn take_back(&self, charged: Vec<(Cell, UnixMicros)>) {
+    fn take_back(&self, charged: Charged) {
         let redis = self.precise.redis.clone();
         tokio::spawn(async move {
             if let Err(error) = redis.take_back(&charged, TAKE_BACK_WITHIN).await {

@@ -38,7 +38,7 @@ fn an_empty_policy_limits_nothing() {
 fn the_example_is_valid() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policy.toml"));
     let policy = Policy::load(path).unwrap();
-    assert_eq!((policy.rules.len(), policy.packet_rules.len()), (6, 3));
+    assert_eq!((policy.rules.len(), policy.packet_rules.len()), (9, 3));
     let (free, pro) = (policy.plan("free").unwrap(), policy.plan("pro").unwrap());
     let [total, search, login, export, address, everything] = &policy.rules[..] else { panic!("{policy:?}") };
 

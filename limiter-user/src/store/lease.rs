@@ -70,13 +70,11 @@ pub struct LeaseConfig {
     pub look_again: Duration,
 }
 
-impl Default for LeaseConfig {
-    fn default() -> Self {
-        Self {
-            horizon: Duration::from_millis(500),
-            spacing: Duration::from_micros(12_500),
-            look_again: Duration::from_millis(250),
-        }
+impl LeaseConfig {
+    /// Asks about a counter of which nothing is left as often as one near its ceiling is shared.
+    pub fn with_sync_interval(sync_interval: Duration) -> Self {
+        let (horizon, look_again) = (Duration::from_millis(500), Duration::from_millis(250));
+        Self { horizon, spacing: sync_interval / 4, look_again }
     }
 }
 
@@ -148,9 +146,10 @@ impl Shard {
             return false;
         }
         let same_hash = self.leases.entry(hash).or_default();
+        let before = same_hash.len();
         same_hash.retain(|other| other.key != lease.key);
         same_hash.push(lease);
-        self.len = self.leases.values().map(SmallVec::len).sum();
+        self.len += same_hash.len() - before;
         true
     }
 }
@@ -378,46 +377,46 @@ impl Leases {
     /// Gives back what is too much, or all.
     async fn give_back(&self, everything: bool) {
         let local_us = self.local_us();
+        let mut statements = Vec::new();
+        let mut ended = Vec::new();
         for shard in &self.0.shards {
-            let mut ended = Vec::new();
-            let mut statements = Vec::new();
-            {
-                let mut shard = shard.lock();
-                shard.forget(local_us);
-                for lease in shard.leases.values_mut().flatten() {
-                    if lease.under_way.is_some() {
-                        continue;
-                    }
-                    let look = lease.holding.look(local_us);
-                    let keep = if everything { Some(0) } else { look };
-                    let (left, expired) = (lease.holding.left(local_us), lease.holding.expired(local_us));
-                    let Some(keep) = keep.filter(|keep| expired > 0 || left > *keep) else { continue };
-                    self.0.counts.expired(expired);
-                    self.0.counts.returned(left.saturating_sub(keep));
-                    statements.push((lease.key.clone(), lease.holding.release(keep, local_us)));
-                    let (sender, receiver) = watch::channel(false);
-                    lease.under_way = Some(receiver);
-                    ended.push(sender);
+            let mut shard = shard.lock();
+            shard.forget(local_us);
+            for lease in shard.leases.values_mut().flatten() {
+                let look = lease.holding.look(local_us);
+                if lease.under_way.is_some() {
+                    continue;
                 }
+                let keep = if everything { Some(0) } else { look };
+                let (left, expired) = (lease.holding.left(local_us), lease.holding.expired(local_us));
+                let Some(keep) = keep.filter(|keep| expired > 0 || left > *keep) else { continue };
+                self.0.counts.expired(expired);
+                self.0.counts.returned(left.saturating_sub(keep));
+                statements.push((lease.key.clone(), lease.holding.release(keep, local_us)));
+                let (sender, receiver) = watch::channel(false);
+                lease.under_way = Some(receiver);
+                ended.push(sender);
             }
-            for batch in statements.chunks(BATCH) {
-                self.exchange(batch).await;
-            }
+        }
+        for (batch, ended) in statements.chunks(BATCH).zip(ended.chunks(BATCH)) {
+            let answered = self.exchange(batch).await;
             // Whoever waits meanwhile looks again.
             for sender in ended {
-                sender.send_replace(true);
+                sender.send_replace(answered);
             }
         }
     }
 }
 
 impl Shard {
-    /// Forgets holdings of windows that are over for as long as a counter can matter.
+    /// Forgets what nobody has used for a while, which costs one question when it is used again, and holdings whose windows are
+    /// over for as long as a counter can matter. What they have used stays counted.
     fn forget(&mut self, local_us: u64) {
         self.leases.retain(|_, leases| {
             leases.retain(|lease| {
                 let window_us = lease.holding.window_us();
-                lease.under_way.is_some() || local_us < lease.holding.ends_us().saturating_add(2 * window_us)
+                let is_over = local_us >= lease.holding.ends_us().saturating_add(2 * window_us);
+                lease.under_way.is_some() || !(is_over || lease.holding.is_idle(local_us))
             });
             !leases.is_empty()
         });

@@ -95,6 +95,8 @@ pub(super) struct Holding {
     low: u64,
     used_at_look: u64,
     asked_at_look_us: u64,
+    /// Looks since it was last used or renewed.
+    idle_looks: u32,
 }
 
 impl Holding {
@@ -116,6 +118,7 @@ impl Holding {
             low: 0,
             used_at_look: 0,
             asked_at_look_us: 0,
+            idle_looks: 0,
         }
     }
 
@@ -322,11 +325,18 @@ impl Holding {
             if nothing_left { received_us.saturating_add(terms.spacing_us.min(window_us / 200)) } else { 0 };
     }
 
+    /// Whether nothing is held here and nobody has wanted anything for a minute or so.
+    pub(super) const fn is_idle(&self, local_us: u64) -> bool {
+        self.idle_looks >= 240 && self.left(local_us) == 0 && self.expired(local_us) == 0
+    }
+
     /// Looks at what requests used since the last look; says how much of what is left should be kept, if that is too much by
     /// far: more than twice what was used meanwhile, of a holding that was not renewed in that time.
     pub(super) fn look(&mut self, local_us: u64) -> Option<u64> {
         let used = self.used.saturating_sub(self.used_at_look);
         let is_settled = self.asked_at_look_us == self.asked_us;
+        self.idle_looks =
+            if is_settled && self.used == self.used_at_look { self.idle_looks.saturating_add(1) } else { 0 };
         (self.used_at_look, self.asked_at_look_us) = (self.used, self.asked_us);
         if self.expired(local_us) > 0 {
             return Some(0);

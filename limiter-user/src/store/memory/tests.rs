@@ -311,7 +311,7 @@ impl Model {
             if outcome == Outcome::Allowed {
                 tried.insert(cell.key.clone(), cell.algorithm.taken(view, now_us, cell.cost));
             }
-            outcomes.push(CellOutcome { outcome, remaining: 0, reset_us: 0, delay_us, over: 0 });
+            outcomes.push(CellOutcome { outcome, delay_us, ..CellOutcome::allowed(0) });
         }
         if charge == Charge::Commit && passes(cells, &outcomes) {
             self.0 = tried;
@@ -320,6 +320,9 @@ impl Model {
             let view = Self::moved(self.0.get(&cell.key).copied(), &cell.algorithm, now_us);
             outcome.remaining = cell.algorithm.remaining(view, now_us);
             outcome.reset_us = cell.algorithm.reset_us(view, now_us);
+            if matches!(outcome.outcome, Outcome::Denied { .. }) {
+                outcome.over = cell.algorithm.over(view, now_us);
+            }
         }
         outcomes
     }
