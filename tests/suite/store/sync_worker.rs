@@ -26,6 +26,7 @@ pub(crate) struct Node {
     pub(crate) clock: Arc<SharedClock>,
     pub(crate) memory: Arc<MemoryStore>,
     pub(crate) status: SyncStatus,
+    redis: RedisStore,
     shutdown: CancellationToken,
     worker: JoinHandle<()>,
 }
@@ -48,11 +49,11 @@ impl Node {
         let mut config = SyncConfig::default();
         // The machine may be busy; a round that fails for that is not what is tested.
         config.batch_deadline = Duration::from_millis(500);
-        let worker = SyncWorker::new(memory.clone(), redis, clock.clone(), config);
+        let worker = SyncWorker::new(memory.clone(), redis.clone(), clock.clone(), config);
         let status = worker.status();
         let shutdown = CancellationToken::new();
         let worker = tokio::spawn(worker.run(shutdown.clone()));
-        Self { clock, memory, status, shutdown, worker }
+        Self { clock, memory, status, redis, shutdown, worker }
     }
 
     /// Decides one request; panics when that takes long enough to have waited for anything.
@@ -284,6 +285,9 @@ async fn windows_follow_redis_clock_not_the_hosts() {
     }
     for node in &nodes {
         node.until_remaining(&cells, 98).await;
+        // Whoever is alive is so by Redis' clock as well.
+        let heard = async || if node.redis.live_nodes() == 2 { Ok(()) } else { Err(node.redis.live_nodes()) };
+        eventually(WAIT, heard).await;
     }
 }
 
