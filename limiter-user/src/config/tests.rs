@@ -224,7 +224,7 @@ fn bad_values_are_refused_with_line_and_key() {
         ("[store.breaker]\nfailures = 0", "2: store.breaker.failures: 0 is outside 1 to 1000"),
         ("[store.breaker]\nprobe = \"1ms\"", "2: store.breaker.probe: 1ms is outside 50ms to 3600s"),
         ("[store.breaker]\nwithin = \"2h\"", "2: store.breaker.within: 7200s is outside 100ms to 3600s"),
-        ("[store.redis]\nrecover = \"0s\"", "2: store.redis.recover: 0ns is outside 1ms to 60s"),
+        ("[store.redis]\nrecover = \"2m\"", "2: store.redis.recover: 120s is outside 1ms to 60s"),
         (
             "[store]\nkind = \"redis\"",
             "1: store.redis.urls: is missing, and store.kind is \"redis\": name one, as in [\"redis://127.0.0.1\"]",

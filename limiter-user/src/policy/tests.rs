@@ -406,7 +406,7 @@ fn bad_policies_are_refused_with_line_and_key() {
         ),
         (
             "[[endpoints]]\nname = \"e\"\nmatch = [\"/a\"]\non_store_failure = 1".to_owned(),
-            "4: endpoints[0].on_store_failure: is not a word",
+            "4: endpoints[0].on_store_failure: expected a word, found an integer",
         ),
         (
             limit("precision = \"exact\""),
@@ -551,7 +551,7 @@ fn all_mistakes_are_reported_at_once() {
     let expected = [
         "1: endpoints[0].match: is missing",
         "3: endpoints[0].mach: unknown field: did you mean \"match\"?",
-        "6: rules[0].scope: \"ipp\" is not one of \"user\", \"key\", \"session\", \"ip\", \"global\"",
+        "6: rules[0].scope: \"ipp\" is not one of \"user\", \"key\", \"session\", \"ip\", \"global\", \"attribute:NAME\"",
         "7: rules[0].endpoint: there is no endpoint group \"b\": declared are a",
         "8: rules[0].limit: limit is 0: use \"unlimited\" or remove the entry",
         "9: rules[0].window: \"1x\" is not a duration such as \"50ms\" (us, ms, s, m, h, d)",

@@ -187,9 +187,10 @@ async fn without_redis_a_node_goes_on_from_what_it_was_told() {
         // The second hears of it with its own first request.
         assert_eq!(hammer(&fleet[1..], 1, 1, &user("u")).await, 1);
         server.kill();
-        // Of a bucket, each node has its part of what is left.
-        let left = if algorithm == "token_bucket" { 9 } else { 19 };
-        assert_eq!(hammer(&fleet[1..], 1, 30, &user("u")).await, left, "{algorithm}");
+        let allowed = hammer(&fleet[1..], 1, 30, &user("u")).await;
+        // Of a bucket, each node has its part of what is left, as many as there are by now.
+        let expected = if algorithm == "token_bucket" { 1..=9 } else { 19..=19 };
+        assert!(expected.contains(&allowed), "{algorithm}: {allowed}");
         server.restart().await;
         // What was admitted meanwhile is shared when it is back.
         eventually(WAIT, async || {
