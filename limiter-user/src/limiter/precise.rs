@@ -328,7 +328,6 @@ impl<'a, 'c> Judging<'a, 'c> {
 
     /// Decides some of the leased cells without Redis.
     fn do_without_leases(&mut self, which: impl Fn(usize) -> bool) {
-        let leases = &self.precise.leases;
         let mut keep = Places::new();
         for place in std::mem::take(&mut self.leased) {
             if !which(place) {
