@@ -113,12 +113,11 @@ impl Tat {
         unsafe { core::ptr::read_volatile(self.cell) }
     }
 
-    /// Stores `new` if the number is still `old`; otherwise the error is what it is.
+    /// Stores `new` if the number is still `old`, and tells what it was.
     #[inline(always)]
-    pub(crate) fn swap(self, old: u64, new: u64) -> Result<(), u64> {
+    pub(crate) fn swap(self, old: u64, new: u64) -> u64 {
         // SAFETY: as above, and every writer of these numbers is atomic.
-        let found = unsafe { compare_exchange(self.cell, old, new) };
-        if found == old { Ok(()) } else { Err(found) }
+        unsafe { compare_exchange(self.cell, old, new) }
     }
 
     /// Gives a number that nobody has written yet its first value: the zero in its place is an instant like any other,
