@@ -110,7 +110,7 @@ impl Family for AddressV6 {
     #[inline(always)]
     fn key(self) -> SrcKeyV6 {
         let [high, low] = globals::SRC_MASK_V6.load();
-        SrcKeyV6::of(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()))
+        SrcKeyV6::of(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()).of(self))
     }
 
     #[inline(always)]
