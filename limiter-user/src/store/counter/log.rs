@@ -83,6 +83,17 @@ impl LogState {
         }
     }
 
+    /// When the first admission leaves the window; 0 where none does, or a clock has stepped back before some, which leave
+    /// later and later then.
+    pub(super) fn first_leaves_us(&self, window_us: u64, now_us: u64) -> u64 {
+        match (self.entries.first(), self.entries.last()) {
+            (Some(first), Some(last)) if last.admission.at_us <= now_us => {
+                first.admission.at_us.saturating_add(window_us)
+            }
+            _ => 0,
+        }
+    }
+
     pub(super) fn expires_us(&self, window_us: u64) -> u64 {
         self.entries.last().map_or(0, |last| last.admission.at_us.saturating_add(window_us))
     }
