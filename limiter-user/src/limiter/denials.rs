@@ -3,7 +3,8 @@
 //! What is remembered is not an answer but what it is made of, so that each answer is that of its own time: the rule that
 //! decided, what its counter said, and the shadow rules that deny as well. It holds while a full check would say the same:
 //!
-//! - until the first of the counters that deny does not any more ([`Denial::until`]);
+//! - until the first of the counters that deny does not any more, or a window ends, or an admission leaves a log
+//!   ([`Denial::until`]): within that time a counter that nothing happens to says what can be computed from what it said;
 //! - as long as nothing happens to any counter of the request: [`Moment`] tells. A counter that denies may not change at
 //!   all, by a refund for one, and one that allows may be charged as long as it goes on to allow;
 //! - for the same question: policy, shares of pressure, caller, plan, address, attributes and endpoint groups are in the
@@ -195,7 +196,7 @@ impl Denial {
         let index = usize::from(self.rule);
         active.metrics[index].count(self.kind);
         active.remembered.count();
-        let (rule, view) = (&active.policy.rules[index], self.algorithm.later(self.view, now_us));
+        let (rule, view) = (&active.policy.rules[index], self.view);
         let answer = Answer {
             rule: Arc::clone(&rule.id),
             ceiling: self.algorithm.ceiling(),

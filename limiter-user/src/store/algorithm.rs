@@ -227,15 +227,6 @@ impl Algorithm {
         }
     }
 
-    /// What a counter that nothing happens to says at a later time than it did; of a log, as
-    /// long as no admission leaves it.
-    pub fn later(&self, view: View, now_us: u64) -> View {
-        match view {
-            View::Windows(counts) => View::Windows(counts.at(now_us / self.window_us())),
-            View::Bucket { .. } | View::Log { .. } => view,
-        }
-    }
-
     #[inline]
     pub fn remaining(&self, view: View, now_us: u64) -> u64 {
         match (self, view) {

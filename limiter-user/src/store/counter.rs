@@ -284,10 +284,12 @@ impl Counter {
         }
     }
 
-    /// When the first admission of a log leaves its window, by which what it says changes; 0 where it always does.
+    /// When time alone makes something else of the counter: at the end of its window, or when an admission leaves the log.
+    /// 0 where it always does.
     pub(super) fn changes_us(&self, now_us: u64) -> u64 {
         match &self.state {
-            State::Windows { .. } | State::Bucket { .. } => u64::MAX,
+            State::Windows { counts, .. } => counts.ends_us(self.window_us),
+            State::Bucket { .. } => u64::MAX,
             State::Log { log, .. } => log.first_leaves_us(self.window_us, now_us),
         }
     }

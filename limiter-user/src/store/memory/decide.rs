@@ -84,7 +84,7 @@ impl MemoryStore {
             }
             view = algorithm.taken(view, now_us, cell.cost);
         } else if let Some(watched) = watched {
-            watched.changes_us = shard.watch(hash, slot, None, now_us);
+            watched.changes_us = shard.watch(hash, slot, None, now_us).min(denies_until(cell, view, now_us));
             watched.views.push(view);
             watched.moment = Moment::of(&self.changes, &[hash]);
         }
@@ -163,6 +163,17 @@ impl MemoryStore {
     }
 }
 
+/// Until when a counter that denies can say the same, if there is one or none: what is left of a window, and when that
+/// ends.
+fn denies_until(cell: &CellRef<'_>, view: View, now_us: u64) -> u64 {
+    match view {
+        View::Windows(_) => cell.algorithm.reset_us(view, now_us),
+        View::Bucket { .. } => u64::MAX,
+        // Nothing is in it: it ends now, whenever it is asked.
+        View::Log { reset_us, .. } => if reset_us > now_us { u64::MAX } else { 0 },
+    }
+}
+
 /// Marks every counter of a denied request: who denies must not change, and who allows must not come to deny.
 fn watch_all<C: AsCell>(
     cells: &[C],
@@ -178,10 +189,11 @@ fn watch_all<C: AsCell>(
         let cell = cell.as_cell();
         let allows = outcome.outcome == Outcome::Allowed;
         let room = allows.then(|| cell.algorithm.room(place.view, now_us, cell.cost));
-        let changes_us = locks[place.lock].watch(*hash, place.slot, room, now_us);
+        let mut changes_us = locks[place.lock].watch(*hash, place.slot, room, now_us);
         if !allows {
-            watched.changes_us = watched.changes_us.min(changes_us);
+            changes_us = changes_us.min(denies_until(&cell, place.view, now_us));
         }
+        watched.changes_us = watched.changes_us.min(changes_us);
         watched.views.push(place.view);
     }
 }

@@ -254,7 +254,7 @@ impl Shard {
     }
 
     /// Somebody draws a conclusion from what the counter says to a cell: that it denies, or with `room` that it allows.
-    /// Returns when what it says changes otherwise than windows and buckets do as time goes by.
+    /// Returns when time alone makes something else of the counter.
     pub(super) fn watch(&mut self, hash: KeyHash, slot: Option<SlotIndex>, room: Option<u64>, now_us: u64) -> u64 {
         match slot.and_then(|slot| self.slots.get_mut(slot)) {
             Some(Entry { counter, .. }) => {
