@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
 use denials::{Denial, Denials};
-use limiter_common::addr::SrcPrefixes;
+use limiter_common::{addr::SrcPrefixes, time::UnixMicros};
 pub use select::{Attribute, Caller, Request, Subject};
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -23,7 +23,7 @@ use turns::Turns;
 
 use crate::{
     active::{Active, SharedActive},
-    clock::Clock,
+    clock::{Clock, Stopwatch},
     policy::Scratch,
     store::{
         Algorithm, CellOutcome, CellRef, Charge, Outcomes,
@@ -82,8 +82,16 @@ impl Limiter {
 
     /// Decides a request, and charges its counters when every enforced rule allows it.
     pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
+        self.decide_at(self.clock.now(), request, scratch)
+    }
+
+    /// Like [`Self::decide`], of a request that began with this stopwatch: the clock is not read again.
+    pub fn decide_since(&self, begin: Stopwatch, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
+        self.decide_at(self.clock.at(begin), request, scratch)
+    }
+
+    fn decide_at(&self, now: UnixMicros, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
         let active = self.active.load();
-        let now = self.clock.now();
         if let Some(kind) = select::bypass(&active.policy.bypass, request, scratch) {
             if request.charge == Charge::Commit {
                 active.bypassed.count(kind);
@@ -108,7 +116,8 @@ impl Limiter {
         let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
         let queues = shapes.then(|| self.turns.lock());
         let (mut outcomes, mut watched) = (Outcomes::new(), Watched::default());
-        let watching = denials.map(|_| &mut watched);
+        let remembering = denials.filter(|denials| denials.comes_back(caller));
+        let watching = remembering.map(|_| &mut watched);
         self.counters.decide_into(now, request.charge, &touched.cells, &mut outcomes, watching);
         let (mut decision, deciding) =
             decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
@@ -119,11 +128,15 @@ impl Limiter {
             let turn = Instant::now() + Duration::from_micros(outcome.delay_us);
             decision.turn = Some(queues.join(&self.turns, cell.to_owned(), turn));
         }
-        if let (Some(denials), Some(deciding), true) = (denials, deciding, decision.is_refusal())
-            && let Some(denial) = Denial::new(now, &touched, &outcomes, &watched, (&decision, deciding), &active)
-        {
-            let key = known.map_or_else(|| key(denials), |(_, key)| key);
-            denials.remember(caller, &key, denial);
+        if let (Some(denials), Some(deciding), true) = (denials, deciding, decision.is_refusal()) {
+            if remembering.is_none() {
+                denials.note(caller);
+            } else if let Some(denial) =
+                Denial::new(now, &touched, &outcomes, &watched, (&decision, deciding), &active)
+            {
+                let key = known.map_or_else(|| key(denials), |(_, key)| key);
+                denials.remember(caller, &key, denial);
+            }
         }
         decision
     }

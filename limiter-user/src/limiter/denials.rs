@@ -1,4 +1,5 @@
-//! Denials that are remembered, so that whoever keeps on asking costs one look instead of one for each rule.
+//! Denials that are remembered, so that whoever keeps on asking costs one look instead of one for each rule. The second
+//! denial in a row is the first to be remembered.
 //!
 //! What is remembered is not an answer but what it is made of, so that each answer is that of its own time: the rule that
 //! decided, what its counter said, and the shadow rules that deny as well. It holds while a full check would say the same:
@@ -94,6 +95,17 @@ impl Denials {
     #[inline]
     pub(super) fn may_have(&self, caller: Caller, now: UnixMicros) -> bool {
         self.table.may_have(caller, now.get())
+    }
+
+    /// Whether the next denial of a caller is to be remembered: whoever is denied once and goes away is not worth it.
+    #[inline]
+    pub(super) fn comes_back(&self, caller: Caller) -> bool {
+        self.table.comes_back(caller)
+    }
+
+    /// A caller is denied who did not come back.
+    pub(super) fn note(&self, caller: Caller) {
+        self.table.note(caller);
     }
 
     pub(super) fn key(

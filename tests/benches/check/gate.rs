@@ -19,6 +19,7 @@ use crate::{
 
 /// A round of a few milliseconds, in many of which nothing else wants the CPU.
 const REPEAT: u32 = CLIENTS / 50;
+static API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Clients that do not stop.
 const ABUSIVE: u32 = 500;
 const PATH: &str = "/api/v1/service7/items/4711?page=2";
@@ -97,7 +98,7 @@ impl Checks {
     }
 
     fn ask(&self, gate: &Gate, headers: &mut HeaderMap, turn: usize, kind: Kind) {
-        headers.get_mut("x-api-key").expect("it is there").clone_from(&self.keys[turn]);
+        headers.get_mut(&API_KEY).expect("it is there").clone_from(&self.keys[turn]);
         assert_eq!(in_process::check(gate, headers, PATH), kind);
     }
 }

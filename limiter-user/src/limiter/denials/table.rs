@@ -14,15 +14,24 @@ use super::{
 };
 
 const WAYS: usize = 4;
-/// 32 kB, which stay in the cache.
+/// 64 kB, which stay in the cache.
 const CALLERS: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Table {
     /// A power of two of them.
     sets: Box<[Mutex<Set>]>,
-    /// Until when anything is remembered of some callers at most. Most requests look at nothing else.
-    known_until: Box<[AtomicU64]>,
+    /// Most requests look at nothing else.
+    callers: Box<[Lately]>,
+}
+
+/// What some callers did lately.
+#[derive(Debug, Default)]
+struct Lately {
+    /// Until when anything is remembered of them.
+    known_until: AtomicU64,
+    /// The last two that were denied, by half of their numbers each: to be remembered takes to come back.
+    denied: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -40,19 +49,33 @@ impl Table {
         let sets = 1 << (denials / WAYS).max(1).ilog2();
         Self {
             sets: (0..sets).map(|_| Mutex::default()).collect(),
-            known_until: (0..CALLERS).map(|_| AtomicU64::new(0)).collect(),
+            callers: (0..CALLERS).map(|_| Lately::default()).collect(),
         }
     }
 
-    fn known_until(&self, caller: Caller) -> &AtomicU64 {
+    #[inline]
+    fn lately(&self, caller: Caller) -> &Lately {
         // Not by the bits that counters have their shards by, so that what is in a part of those is spread here.
-        &self.known_until[usize::try_from(caller.0 >> 32).unwrap_or(0) & (CALLERS - 1)]
+        &self.callers[usize::try_from(caller.0 >> 32).unwrap_or(0) & (CALLERS - 1)]
     }
 
     /// Whether any denial of a caller may be remembered.
     #[inline]
     pub(super) fn may_have(&self, caller: Caller, now_us: u64) -> bool {
-        self.known_until(caller).load(Ordering::Relaxed) > now_us
+        self.lately(caller).known_until.load(Ordering::Relaxed) > now_us
+    }
+
+    /// Whether a caller was denied lately, as far as that is known.
+    #[inline]
+    pub(super) fn comes_back(&self, caller: Caller) -> bool {
+        let denied = self.lately(caller).denied.load(Ordering::Relaxed);
+        [denied >> 32, denied & HALF].contains(&half(caller))
+    }
+
+    pub(super) fn note(&self, caller: Caller) {
+        let denied = &self.lately(caller).denied;
+        // Two at a time may lose one of them, who is noted when it comes again.
+        denied.store(denied.load(Ordering::Relaxed) << 32 | half(caller), Ordering::Relaxed);
     }
 
     fn set(&self, key: &Key) -> &Mutex<Set> {
@@ -73,8 +96,15 @@ impl Table {
         set.tags[way] = key.tag;
         set.denials[way] = Some((key.place, denial));
         drop(set);
-        self.known_until(caller).fetch_max(denial.until, Ordering::Relaxed);
+        self.lately(caller).known_until.fetch_max(denial.until, Ordering::Relaxed);
     }
+}
+
+const HALF: u64 = 0xffff_ffff;
+
+/// Never 0, which is nobody's.
+const fn half(caller: Caller) -> u64 {
+    (caller.0 & HALF) | 1
 }
 
 impl Set {
@@ -161,5 +191,17 @@ mod tests {
         assert_eq!(all, [None, Some(2000), Some(1000), Some(1000), Some(1000)]);
         assert!(table.may_have(caller, 1999) && !table.may_have(caller, 2000));
         assert!(table.find(&key(2), |_| false).is_none());
+    }
+
+    #[test]
+    fn to_be_remembered_takes_to_come_back() {
+        let table = Table::new(64);
+        let callers = [2, 4, 6].map(|number| Caller(7 << 32 | number));
+        assert!(!table.comes_back(callers[0]));
+        table.note(callers[0]);
+        table.note(callers[1]);
+        assert_eq!(callers.map(|caller| table.comes_back(caller)), [true, true, false]);
+        table.note(callers[2]);
+        assert_eq!(callers.map(|caller| table.comes_back(caller)), [false, true, true]);
     }
 }

@@ -28,8 +28,7 @@ impl Watch {
                 let grains = if is_bucket { room >> GRAIN_NS_LOG2 } else { room };
                 let most = (u16::MAX - Self::NOTHING) as u64;
                 let grains = if grains < most { grains } else { most };
-                // Below 2^16, by the line above.
-                (grains & most) as u16 + Self::NOTHING
+                (grains & u16::MAX as u64) as u16 + Self::NOTHING
             }
         };
         if self.0 == Self::NOBODY.0 || watch < self.0 {
