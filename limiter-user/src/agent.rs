@@ -186,6 +186,21 @@ impl Agent {
         Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync, keys: follower })
     }
 
+    /// Where it serves, and what it limits; "ready" only where requests are decided from now on.
+    fn tell_start(&self, knows_keys: bool) {
+        let state = if knows_keys { "ready" } else { "serving, and not ready" };
+        let attached = self.keeper.dataplane.as_ref().and_then(|dataplane| dataplane.interfaces().ok());
+        let names: Vec<_> = attached.unwrap_or_default().into_iter().map(|interface| interface.name).collect();
+        let interfaces = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        tracing::info!(
+            target: "limiter",
+            http = %self.http.address(),
+            admin = %self.admin.address(),
+            interfaces,
+            "{state}"
+        );
+    }
+
     /// Serves until `shutdown`, then answers what is open, hands over what Redis does not have yet, and does with the
     /// XDP program what the configuration says.
     ///
@@ -204,7 +219,7 @@ impl Agent {
         let knows_keys = self.keys.as_ref().is_none_or(KeyFollower::is_loaded);
         let http =
             if knows_keys { http } else { http.layer(from_fn_with_state(Arc::clone(&status), admin::until_ready)) };
-        tracing::info!(target: "limiter", http = %self.http.address(), admin = %self.admin.address(), "ready");
+        self.tell_start(knows_keys);
         tasks.spawn(self.http.serve(http, shutdown.clone()));
         tasks.spawn(self.admin.serve(admin::router(self.admin_state), shutdown.clone()));
         if knows_keys {

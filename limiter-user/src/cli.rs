@@ -200,6 +200,17 @@ pub enum KeysCommand {
     Disable(KeysDisableArgs),
     /// Make a new key for the same client and plan and print it, this once; the old one ends later.
     Rotate(KeysRotateArgs),
+    /// Put the keys of a key file into Redis, for all nodes: clients go on with the keys they have.
+    Import(KeysImportArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct KeysImportArgs {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Key file, hashed with the secret of this host; identity.key_file unless given.
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -300,7 +300,7 @@ fn interpret(raw: &RawConfig<'_>, path: &Path) -> Config {
         xdp: xdp(&raw.xdp),
         api: api(&raw.api),
         store,
-        identity: identity(&raw.identity, redis, folder),
+        identity: identity(&raw.identity, redis, raw.store.redis.urls.is_some(), folder),
         policy: policy(&raw.policy, folder),
         push: push(&raw.push),
     };
@@ -522,7 +522,7 @@ fn store(raw: &RawStore<'_>, folder: &Path) -> (StoreConfig, Option<RedisConfig>
     (store, redis)
 }
 
-fn identity(raw: &RawIdentity<'_>, redis: Option<RedisConfig>, folder: &Path) -> IdentityConfig {
+fn identity(raw: &RawIdentity<'_>, redis: Option<RedisConfig>, has_urls: bool, folder: &Path) -> IdentityConfig {
     let path = |value: &Option<Value<'_>>, default: &str| {
         value
             .as_ref()
@@ -557,7 +557,7 @@ fn identity(raw: &RawIdentity<'_>, redis: Option<RedisConfig>, folder: &Path) ->
             .as_ref()
             .and_then(|cookie| cookie.parsed("the name of a cookie", |text| token(text, "a cookie"))),
         jwt: jwt::jwt(&raw.jwt, folder),
-        key_store: key_store(raw, redis),
+        key_store: key_store(raw, redis, has_urls),
         key_file: path(&raw.key_file, "/etc/limiter/keys.toml"),
         key_secret_file: path(&raw.key_secret_file, "/etc/limiter/keys.secret"),
         key_copy_file: path(&raw.key_copy_file, "/var/lib/limiter/keys.json"),
@@ -569,13 +569,15 @@ fn identity(raw: &RawIdentity<'_>, redis: Option<RedisConfig>, folder: &Path) ->
     }
 }
 
-fn key_store(raw: &RawIdentity<'_>, redis: Option<RedisConfig>) -> KeyStoreKind {
+fn key_store(raw: &RawIdentity<'_>, redis: Option<RedisConfig>, has_urls: bool) -> KeyStoreKind {
     let is_in_redis = |kind: &Value<'_>| kind.one_of(&[("file", false), ("redis", true)]);
     let Some(value) = raw.key_store.as_ref().filter(|kind| is_in_redis(kind) == Some(true)) else {
         return KeyStoreKind::File;
     };
     match redis {
         Some(redis) => KeyStoreKind::Redis(redis),
+        // What is wrong with those that are named has been said.
+        None if has_urls => KeyStoreKind::File,
         None => {
             value.error("is \"redis\", and store.redis.urls names none: write urls = [\"redis://127.0.0.1\"]");
             KeyStoreKind::File

@@ -197,6 +197,9 @@ pub trait Dataplane: fmt::Debug + Send + Sync + 'static {
     /// Prefixes of the policy, and of operators as long as they hold.
     fn acl(&self) -> Vec<AclListing>;
 
+    /// Whether the policy file has this prefix in its list, where an operator's entry does not show.
+    fn is_in_policy(&self, list: List, prefix: IpNet) -> bool;
+
     /// Whether an allow prefix contains this address.
     fn is_allowed(&self, address: IpAddr) -> bool;
 

@@ -12,7 +12,7 @@ use limiter_tests::{
 };
 use limiter_user::{
     clock::Stopwatch,
-    store::redis::{ACL_RULES, KeyChange, KeyCondition, RedisConfig, RedisKeys},
+    store::redis::{ACL_RULES, KEY_STORE_ACL_RULES, KeyChange, KeyCondition, RedisConfig, RedisKeys},
 };
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -111,7 +111,7 @@ fn a_key_lives_the_same_life_in_a_file_and_in_redis() {
         format!("[identity]\nkey_file = \"{}\"\nkey_secret_file = \"{}\"\n", file.display(), secret.display());
     // By a user who may do what the documentation says.
     let cluster = runtime.block_on(RedisCluster::start(3));
-    let rights = format!("ACL SETUSER limiter on >pw {ACL_RULES} +cluster|slots +@hash +@sortedset");
+    let rights = format!("ACL SETUSER limiter on >pw {ACL_RULES} +cluster|slots {KEY_STORE_ACL_RULES}");
     let rights: Vec<&str> = rights.split(' ').collect();
     for primary in &cluster.primaries {
         runtime.block_on(primary.run::<()>(&rights));
@@ -552,6 +552,41 @@ fn a_hundred_thousand_keys_are_read_in_pages_and_one_change_alone() {
 }
 
 #[test]
+fn a_key_file_moves_into_redis() {
+    let runtime = runtime();
+    let redis = runtime.block_on(RedisServer::start());
+    let setup = Setup::new("[identity]\nkey_secret_file = \"keys.secret\"\nkey_file = \"keys.toml\"\n", POLICY);
+    write_secret(&setup, SECRET);
+    let (kept, ended) = (setup.add_key("c_1", "pro"), setup.add_key("c_2", "free"));
+    assert!(setup.run(&["keys", "disable", &id_of(&setup, "c_2", "active")]).status.success());
+    let refused = setup.run(&["keys", "import"]);
+    assert_eq!(refused.status.code(), Some(64), "{refused:?}");
+    assert!(stderr(&refused).contains("set it to \"redis\""), "{refused:?}");
+    let of_file = list(&setup);
+
+    setup.configure(&in_redis(&redis).replace("key_copy_file", "key_file = \"keys.toml\"\nkey_copy_file"));
+    let import = |arguments: &[&str]| setup.run(&[&["keys", "import"], arguments].concat());
+    let missing = import(&["/nonexistent/keys.toml"]);
+    assert!(!missing.status.success() && stderr(&missing).contains("/nonexistent/keys.toml"), "{missing:?}");
+    write_secret(&setup, &"cd".repeat(32));
+    setup.add_key("c_3", "free");
+    write_secret(&setup, SECRET);
+    assert_eq!(import(&[]).status.code(), Some(78), "keys of another secret are there");
+    assert!(!list(&setup).contains("c_1"));
+    let () = runtime.block_on(redis.run(&["FLUSHALL"]));
+
+    let imported = import(&[]);
+    assert!(stdout(&imported).contains(": 2 new or changed"), "{imported:?}");
+    assert_eq!(list(&setup), of_file);
+    let agent = setup.start();
+    assert_eq!((status(&agent, &kept), status(&agent, &ended)), (200, 401));
+    // What has ended since stays ended, and a second time changes nothing.
+    assert!(setup.run(&["keys", "disable", &id_of(&setup, "c_1", "active")]).status.success());
+    assert!(stdout(&import(&[])).contains(": 0 new or changed"));
+    until("the key is refused", START, || (status(&agent, &kept) == 401).then_some(()));
+}
+
+#[test]
 fn doctor_and_configuration_know_the_key_store() {
     let runtime = runtime();
     let redis =
@@ -578,6 +613,25 @@ fn doctor_and_configuration_know_the_key_store() {
     assert_eq!(key_store["status"], "error", "{key_store}");
     assert_eq!(finding(&setup, "config.key_copy")["status"], "ok");
     write_secret(&setup, SECRET);
+
+    // A user with the rights of counters alone.
+    let rights: Vec<&str> = ACL_RULES.split(' ').collect();
+    let user = ["ACL", "SETUSER", "counters", "on", ">pw"];
+    let () = runtime.block_on(redis.run(&[&user[..], &rights, &["+info"]].concat()));
+    setup.write("redis.password", "pw");
+    setup.configure(
+        &in_redis(&redis)
+            .replace("[store.redis]\n", "[store.redis]\nusername = \"counters\"\npassword_file = \"redis.password\"\n"),
+    );
+    let permissions = finding(&setup, "redis.permissions");
+    assert_eq!(permissions["status"], "error", "{permissions}");
+    let found = permissions["found"].as_str().expect("what was found");
+    assert!(["HGET: ", "HDEL: ", "ZREM: "].iter().all(|command| found.contains(command)), "{permissions}");
+    assert!(permissions["remedy"].as_str().is_some_and(|remedy| remedy.contains(KEY_STORE_ACL_RULES)), "{permissions}");
+    let more: Vec<&str> = KEY_STORE_ACL_RULES.split(' ').collect();
+    let () = runtime.block_on(redis.run(&[&["ACL", "SETUSER", "counters"][..], &more].concat()));
+    assert_eq!(finding(&setup, "redis.permissions")["status"], "ok");
+    setup.configure(&in_redis(&redis));
 
     // Keys of plans that the policy does not have are noted, and hinder no start.
     setup.add_key("c_2", "pro");

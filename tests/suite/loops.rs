@@ -288,7 +288,8 @@ fn operators_block_and_allow_for_a_time() {
     let run = |arguments: &[&str]| setup.run(arguments);
 
     let started = Stopwatch::start();
-    assert!(run(&["block", "10.203.0.0/24", "--for", "2s"]).status.success());
+    let blocked = run(&["block", "10.203.0.7/24", "--for", "2s"]);
+    assert_eq!(String::from_utf8_lossy(&blocked.stdout), "all of 10.203.0.0/24 is dropped, for 2s\n", "{blocked:?}");
     assert_eq!(ask(&net, client, &gateway), None);
     assert_eq!(ask(&net, allowed, &gateway), Some(200), "allow goes first");
     until("the block is over", WAIT, || ask(&net, client, &gateway));
@@ -301,6 +302,10 @@ fn operators_block_and_allow_for_a_time() {
     assert_eq!(ask(&net, client, &gateway), None);
     let status = String::from_utf8(run(&["status"]).stdout).expect("text");
     assert!(status.contains("deny 10.203.0.0/24 (operator)"), "{status}");
+
+    // What the policy has holds without an end, whatever an operator says.
+    let known = run(&["allow", &allowed.to_string(), "--for", "1m"]);
+    assert!(String::from_utf8_lossy(&known.stdout).contains("the policy file says so already"), "{known:?}");
 
     let refused = run(&["block", &allowed.to_string()]);
     assert_eq!(refused.status.code(), Some(64), "{refused:?}");

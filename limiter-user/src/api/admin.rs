@@ -16,7 +16,11 @@ use serde_json::json;
 use tokio::task::spawn_blocking;
 
 use crate::{
-    active::SharedActive, dataplane::Dataplane, metrics::Metrics, status::StatusSource, store::memory::MemoryStore,
+    active::SharedActive,
+    dataplane::{Dataplane, List, canonical},
+    metrics::Metrics,
+    status::StatusSource,
+    store::memory::MemoryStore,
     top::Top,
 };
 
@@ -61,6 +65,13 @@ pub struct AclChange {
     pub for_ms: Option<u64>,
 }
 
+/// The answer to it.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct AclChanged {
+    /// What holds now, for people.
+    pub effect: String,
+}
+
 /// The four changes, by the name in the URL and on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AclAction {
@@ -80,6 +91,35 @@ impl AclAction {
             Self::Allow => "/v1/allow",
             Self::Unallow => "/v1/unallow",
         }
+    }
+
+    const fn list(self) -> List {
+        match self {
+            Self::Block | Self::Unblock => List::Deny,
+            Self::Allow | Self::Unallow => List::Allow,
+        }
+    }
+}
+
+/// What a change of a list has brought about, in words.
+fn effect(action: AclAction, change: &AclChange, in_policy: bool) -> String {
+    let prefix = canonical(change.prefix);
+    let until = match change.for_ms {
+        Some(for_ms) => format!("for {:?}", Duration::from_millis(for_ms)),
+        None => format!("until \"limiter un{} {prefix}\"", action.path().trim_start_matches("/v1/")),
+    };
+    let what = match action {
+        AclAction::Block => "is dropped",
+        AclAction::Allow => "passes before every other rule",
+        AclAction::Unblock => return format!("{prefix} is no longer blocked"),
+        AclAction::Unallow => return format!("{prefix} is no longer allowed"),
+    };
+    match in_policy {
+        false => format!("all of {prefix} {what}, {until}"),
+        true => format!(
+            "all of {prefix} {what}: the policy file says so already, without an end; this entry counts only if the \
+             prefix leaves that file, {until} or a restart of the agent"
+        ),
     }
 }
 
@@ -158,20 +198,23 @@ async fn change_acl(action: AclAction, State(admin): State<Arc<Admin>>, Json(cha
     let lasts = change.for_ms.map(Duration::from_millis);
     let (dataplane, prefix) = (Arc::clone(dataplane), change.prefix);
     // It may have to wait for the kernel to accept a program.
-    let changing = spawn_blocking(move || match action {
-        AclAction::Block => dataplane.block(prefix, lasts),
-        AclAction::Unblock => dataplane.unblock(prefix),
-        AclAction::Allow => dataplane.allow(prefix, lasts),
-        AclAction::Unallow => dataplane.unallow(prefix),
+    let changing = spawn_blocking(move || {
+        let changed = match action {
+            AclAction::Block => dataplane.block(prefix, lasts),
+            AclAction::Unblock => dataplane.unblock(prefix),
+            AclAction::Allow => dataplane.allow(prefix, lasts),
+            AclAction::Unallow => dataplane.unallow(prefix),
+        };
+        (changed, dataplane.is_in_policy(action.list(), prefix))
     });
-    let done = match changing.await {
-        Ok(done) => done,
+    let (done, in_policy) = match changing.await {
+        Ok(changed) => changed,
         Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     };
     match done {
         Ok(()) => {
             tracing::info!(target: "limiter::dataplane", action = action.path(), prefix = %change.prefix, for_ms = change.for_ms, "the operator changed a prefix");
-            Json(json!({ "done": true })).into_response()
+            Json(AclChanged { effect: effect(action, &change, in_policy) }).into_response()
         }
         Err(error) => refuse(StatusCode::CONFLICT, &error.to_string()),
     }

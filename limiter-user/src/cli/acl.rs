@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use axum::http::Method;
 use ipnet::IpNet;
 
-use super::{ConfigArg, PrefixArgs, PrefixForArgs, client};
-use crate::api::admin::{AclAction, AclChange};
+use super::{ConfigArg, PrefixArgs, PrefixForArgs, client, print};
+use crate::api::admin::{AclAction, AclChange, AclChanged};
 
 /// What is changed, where.
 #[derive(Debug)]
@@ -33,6 +33,7 @@ pub(super) async fn change(action: AclAction, change: &Change) -> Result<()> {
     let config = change.config.load()?;
     let for_ms = change.lasts.map(|lasts| u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX));
     let body = serde_json::to_string(&AclChange { prefix: change.prefix, for_ms })?;
-    client::ask(&config.api.admin, Method::POST, action.path(), Some(body)).await?;
-    Ok(())
+    let answer = client::ask(&config.api.admin, Method::POST, action.path(), Some(body)).await?;
+    let AclChanged { effect } = serde_json::from_slice(&answer).context("reading the agent's answer")?;
+    print(effect)
 }

@@ -2,10 +2,12 @@
 
 use std::{fmt::Display, io::ErrorKind};
 
+use anyhow::Context;
 use limiter_common::time::UnixMicros;
 
 use super::{
-    ConfigArg, KeysAddArgs, KeysArgs, KeysCommand, KeysDisableArgs, KeysRotateArgs, finish, report, say, warn,
+    ConfigArg, KeysAddArgs, KeysArgs, KeysCommand, KeysDisableArgs, KeysImportArgs, KeysRotateArgs, finish, report,
+    say, warn,
 };
 use crate::{
     agent::redis_config,
@@ -27,6 +29,7 @@ pub fn run(arguments: &KeysArgs) -> Exit {
         KeysCommand::List(arguments) => finish(list(arguments)),
         KeysCommand::Disable(arguments) => finish(disable(arguments)),
         KeysCommand::Rotate(arguments) => finish(rotate(arguments)),
+        KeysCommand::Import(arguments) => finish(import(arguments)),
     }
 }
 
@@ -137,6 +140,30 @@ fn rotate(arguments: &KeysRotateArgs) -> anyhow::Result<()> {
         key_file::date(end)
     ));
     print_key(&new)
+}
+
+fn import(arguments: &KeysImportArgs) -> anyhow::Result<()> {
+    let config = Config::load(&arguments.config.config, Environment::of_process())?;
+    let IdentityConfig { key_store: kind, key_file, key_secret_file, .. } = &config.identity;
+    let KeyStoreKind::Redis(redis) = kind else {
+        return Err(crate::exit::Refused(
+            "keys are imported into Redis, and identity.key_store is \"file\": set it to \"redis\" first".to_owned(),
+        )
+        .into());
+    };
+    let file = arguments.file.as_ref().unwrap_or(key_file);
+    // A missing file is an empty one to an agent, and a mistake here.
+    std::fs::metadata(file).with_context(|| format!("reading the keys of {}", file.display()))?;
+    let keys = KeyStore::load(file, key_secret_file)?;
+    let admin = key_store(redis)?;
+    let changed = finish_now(admin.import(key_secret_file, &keys, now()))??;
+    say(format_args!(
+        "{} keys in {}: {changed} new or changed in Redis at {}",
+        keys.len(),
+        file.display(),
+        admin.name()
+    ))
+    .map_err(|_exit| anyhow::anyhow!("writing to standard output failed"))
 }
 
 /// A policy that cannot be read cannot be asked, and whoever adds keys need not be able to read it.

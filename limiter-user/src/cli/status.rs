@@ -4,8 +4,10 @@ use std::fmt::{self, Write};
 
 use anyhow::{Context, Result};
 use axum::http::Method;
+use limiter_common::time::UnixMicros;
 
 use super::{StatusArgs, client, print};
+use crate::identity::key_file;
 use crate::status::{AdaptiveStatus, Entry, EventStatus, KeysStatus, Status, XdpStatus};
 
 pub(super) async fn status(arguments: &StatusArgs) -> Result<()> {
@@ -31,7 +33,8 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
         writeln!(out, "degraded: {cause}")?;
     }
     let policy = &status.policy;
-    writeln!(out, "policy: {}, in force since {} (epoch seconds)", policy.file, policy.loaded_at)?;
+    let since = key_file::date(UnixMicros::new(policy.loaded_at.saturating_mul(1_000_000)));
+    writeln!(out, "policy: {}, in force since {since}", policy.file)?;
     for error in policy.error.iter().flat_map(|error| error.lines()) {
         writeln!(out, "policy: what was read last is not in force: {error}")?;
     }

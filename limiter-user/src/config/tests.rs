@@ -235,6 +235,10 @@ fn bad_values_are_refused_with_line_and_key() {
             "2: store.redis.urls: has more than one, and store.redis.mode is \"standalone\": set \"sentinel\" or \"cluster\"",
         ),
         (
+            "[store.redis]\nurls = [\"redis://a\", \"redis://b\"]\n[identity]\nkey_store = \"redis\"",
+            "2: store.redis.urls: has more than one, and store.redis.mode is \"standalone\": set \"sentinel\" or \"cluster\"",
+        ),
+        (
             "[store.redis]\nmode = \"sentinel\"\nurls = [\"rediss://:hunter2@a\", \"redis://:hunter2@b\"]",
             "3: store.redis.urls[1]: has another database or scheme than the first: all servers of one deployment have the same",
         ),

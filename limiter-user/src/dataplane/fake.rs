@@ -190,6 +190,10 @@ impl Dataplane for FakeDataplane {
         self.state.lock().acl.list(ktime())
     }
 
+    fn is_in_policy(&self, list: List, prefix: IpNet) -> bool {
+        self.state.lock().acl.in_policy(list, canonical(prefix))
+    }
+
     fn is_allowed(&self, address: IpAddr) -> bool {
         self.state.lock().acl.allow_around(acl::host(address), ktime()).is_some()
     }

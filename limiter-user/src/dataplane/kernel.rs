@@ -376,6 +376,10 @@ impl Dataplane for KernelDataplane {
         self.state.read().acl.list(self.tuning.now())
     }
 
+    fn is_in_policy(&self, list: List, prefix: IpNet) -> bool {
+        self.state.read().acl.in_policy(list, canonical(prefix))
+    }
+
     fn is_allowed(&self, address: IpAddr) -> bool {
         self.state.read().acl.allow_around(acl::host(address), self.tuning.now()).is_some()
     }

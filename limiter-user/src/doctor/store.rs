@@ -12,7 +12,7 @@ use crate::{
     identity::KeySecret,
     store::{
         StoreError,
-        redis::{Examination, Topology, examine_now},
+        redis::{ACL_RULES, Examination, KEY_STORE_ACL_RULES, Topology, examine_now},
     },
 };
 
@@ -133,15 +133,26 @@ pub(super) fn key_store(host: &Host) -> Seen {
 
 pub(super) fn permissions(host: &Host) -> Seen {
     let Some(examined) = answering(host) else { return not_examined(host) };
-    if examined.refused.is_empty() {
-        return Seen::ok("this user may load and call the scripts, which may read and write counters");
+    let keys_are_there =
+        host.config.as_ref().is_some_and(|config| matches!(config.identity.key_store, KeyStoreKind::Redis(_)));
+    let (refused, more) = match keys_are_there {
+        true => (examined.refused.iter().chain(&examined.key_store_refused).cloned().collect(), KEY_STORE_ACL_RULES),
+        false => (examined.refused.clone(), ""),
+    };
+    match (refused.is_empty(), keys_are_there) {
+        (true, false) => Seen::ok("this user may load and call the scripts, which may read and write counters"),
+        (true, true) => {
+            Seen::ok("this user may load and call the scripts, which may read and write counters and API keys")
+        }
+        (false, _) => Seen::error(
+            Exit::Unavailable,
+            format!("refused: {}", refused.join("; ")),
+            format!(
+                "redis-cli acl setuser USER {ACL_RULES} {more}; a read-only replica is not written to: name its primary \
+                 in store.redis.urls"
+            ),
+        ),
     }
-    Seen::error(
-        Exit::Unavailable,
-        format!("refused: {}", examined.refused.join("; ")),
-        "redis-cli acl setuser USER '~rl:*' +@read +@write +@scripting +time +info +ping; a read-only replica is not \
-         written to: name its primary in store.redis.urls",
-    )
 }
 
 pub(super) fn topology(host: &Host) -> Seen {

@@ -10,8 +10,8 @@ use limiter_common::time::UnixMicros;
 use super::{
     api_key::{KeySecret, RandomError, id_from_hex, id_to_hex, random_digits},
     entries::Entries,
-    key_file::{KeyStore, NewKey, end_of_grace, make_secret, new_client},
-    key_record::{KeyRecord, seconds},
+    key_file::{KeyEntry, KeyStore, NewKey, end_of_grace, make_secret, new_client},
+    key_record::{KeyRecord, seconds, written},
 };
 use crate::{
     config::{ConfigErrors, Origin},
@@ -151,6 +151,23 @@ impl KeyAdmin {
         let record = merged.first().and_then(|key| serde_json::from_str::<KeyRecord>(&key.record).ok());
         let end = record.and_then(|record| record.expires).map_or(end, |at| UnixMicros::new(at * 1_000_000));
         Ok((new, end))
+    }
+
+    /// Puts keys of a file into the store, as they are: whoever has one goes on with it. Returns how many changed
+    /// anything. Keys that are known already only move towards their end, so a second time changes nothing.
+    pub async fn import(&self, secret_file: &Path, keys: &KeyStore, now: UnixMicros) -> Result<usize, KeyStoreError> {
+        let secret = KeySecret::load(secret_file)?.ok_or_else(|| self.no_secret(secret_file))?;
+        let change = |entry: &&KeyEntry| {
+            let (id, record) = written(entry);
+            KeyChange { condition: KeyCondition::Any, id, record }
+        };
+        let changes: Vec<KeyChange> = keys.entries().iter().map(change).collect();
+        let mut changed = 0;
+        for page in changes.chunks(PAGE) {
+            let merged = self.merge(secret_file, Some(&secret), now, page).await?;
+            changed += merged.iter().filter(|key| key.changed).count();
+        }
+        Ok(changed)
     }
 
     pub async fn list(&self) -> Result<Listed, KeyStoreError> {

@@ -307,8 +307,13 @@ fn scope(value: &Value<'_>, attributes: &mut Vec<Arc<str>>) -> Option<Scope> {
     if let Some(name) = value.as_str().and_then(|text| text.strip_prefix("attribute:")) {
         return attribute(value, name, attributes);
     }
-    let words: Vec<_> = Scope::ALL.iter().map(|scope| (scope.as_str(), *scope)).collect();
-    value.one_of(&words)
+    let text = value.text("a word")?;
+    let found = Scope::ALL.iter().find(|scope| scope.as_str() == text).copied();
+    if found.is_none() {
+        let words: Vec<_> = Scope::ALL.iter().map(|scope| format!("\"{}\"", scope.as_str())).collect();
+        value.error(format_args!("\"{text}\" is not one of {}, \"attribute:NAME\"", words.join(", ")));
+    }
+    found
 }
 
 fn attribute(value: &Value<'_>, name: &str, attributes: &mut Vec<Arc<str>>) -> Option<Scope> {

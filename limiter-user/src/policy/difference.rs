@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use limiter_common::quota::Quota;
+use limiter_common::{quota::Quota, sliding_window::BurstFactor};
 use serde::Serialize;
 
 use super::{BypassKind, Limit, Matching, PacketRuleSpec, Policy, Rule, Scope};
@@ -194,7 +194,7 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
             ("match", matching.to_owned()),
             ("window", duration_us(*window_us)),
             ("burst_factor", format!("{}.{:03}", thousandths / 1000, thousandths % 1000)),
-            ("limit", limit_text(limit)),
+            ("limit", limit_text(limit, *burst_factor)),
             ("cost", cost.to_string()),
             ("mode", mode.as_str().to_owned()),
         ]
@@ -213,17 +213,21 @@ fn fields_of_rule(policy: &Policy, rule: &Rule) -> Fields {
         fields.insert("adaptive".to_owned(), format!("{adaptive:?}"));
     }
     for (plan, limit) in plans {
-        fields.insert(format!("plans.{}", policy.plans[*plan]), limit_text(limit));
+        fields.insert(format!("plans.{}", policy.plans[*plan]), limit_text(limit, *burst_factor));
     }
     for (client, limit) in overrides {
-        fields.insert(format!("overrides.{client}"), limit_text(limit));
+        fields.insert(format!("overrides.{client}"), limit_text(limit, *burst_factor));
     }
     fields
 }
 
-fn limit_text(limit: &Limit) -> String {
+fn limit_text(limit: &Limit, burst_factor: BurstFactor) -> String {
     let Limit::Limited(algorithm) = limit else { return "unlimited".to_owned() };
-    let most = algorithm.ceiling();
+    let ceiling = algorithm.ceiling();
+    let most = match burst_factor.thousandths() {
+        1000 => ceiling.to_string(),
+        _ => format!("{ceiling} (with burst_factor)"),
+    };
     let every = |interval_ns| format!("{:?}", Duration::from_nanos(interval_ns));
     match algorithm {
         Algorithm::SlidingWindow(_) => format!("{most} by sliding_window"),
@@ -234,7 +238,7 @@ fn limit_text(limit: &Limit) -> String {
         }
         Algorithm::LeakyBucket { bucket, .. } => {
             let (interval, longest) = (every(bucket.bucket().interval_ns()), duration_us(bucket.max_delay_us()));
-            format!("one every {interval} by leaky_bucket, {} wait for at most {longest}", most.saturating_sub(1))
+            format!("one every {interval} by leaky_bucket, {} wait for at most {longest}", ceiling.saturating_sub(1))
         }
     }
 }

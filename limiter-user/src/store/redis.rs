@@ -49,6 +49,9 @@ mod spread;
 /// of the README's example as well.
 pub const ACL_RULES: &str = "~rl:* +evalsha +script|load +get +set +pttl +pexpire +del +time +info +ping";
 
+/// What a user needs in addition where API keys are in Redis.
+pub const KEY_STORE_ACL_RULES: &str = "+@hash +@sortedset";
+
 /// Whose clock a cluster goes by: that of the node that has this slot.
 const CLOCK_SLOT: u16 = 0;
 

@@ -11,13 +11,22 @@ use crate::{clock::Stopwatch, store::StoreError};
 /// Asked to find the quickest of them.
 const ROUND_TRIPS: usize = 5;
 
-/// Does what the scripts do, with a key that is not there: nothing changes.
+/// Does what the scripts of counters do, with a key that is not there, and what those of the key store do, as far as that
+/// changes nothing: `HDEL` and `ZREM` stand for the commands that write hashes and sorted sets.
 const REHEARSAL: &str = "\
-local refused = {}
-for _, call in ipairs({
+local calls = {
   {'TIME'}, {'GET', KEYS[1]}, {'SET', KEYS[1], '', 'XX', 'PX', '1'}, {'PTTL', KEYS[1]}, {'PEXPIRE', KEYS[1], '1'},
   {'DEL', KEYS[1]},
-}) do
+}
+if ARGV[1] == 'keys' then
+  calls = {
+    {'HGET', KEYS[1], 'a'}, {'HMGET', KEYS[1], 'a'}, {'HLEN', KEYS[1]}, {'HSCAN', KEYS[1], '0'}, {'HDEL', KEYS[1], 'a'},
+    {'ZCARD', KEYS[1]}, {'ZSCORE', KEYS[1], 'a'}, {'ZRANGEBYSCORE', KEYS[1], '0', '0'},
+    {'ZREVRANGE', KEYS[1], '0', '0'}, {'ZREM', KEYS[1], 'a'},
+  }
+end
+local refused = {}
+for _, call in ipairs(calls) do
   local reply = redis.pcall(unpack(call))
   if type(reply) == 'table' and reply.err then
     refused[#refused + 1] = call[1] .. ': ' .. reply.err
@@ -40,6 +49,8 @@ pub struct Examination {
     pub facts: Option<ServerFacts>,
     /// Commands of the scripts that fail, each with the server's reason.
     pub refused: Vec<String>,
+    /// The same, of what the key store does beyond that.
+    pub key_store_refused: Vec<String>,
     /// How far the server's clock is ahead of this host's, in microseconds.
     pub clock_offset_us: Option<i64>,
 }
@@ -63,13 +74,17 @@ impl RedisStore {
             round_trip: self.round_trip(deadline).await,
             facts: None,
             refused: Vec::new(),
+            key_store_refused: Vec::new(),
             clock_offset_us: None,
         };
         if examination.round_trip.is_err() {
             return examination;
         }
         examination.facts = self.facts(deadline).await;
-        examination.refused = self.rehearse(deadline).await;
+        examination.refused = self.rehearse("counters", deadline).await;
+        if examination.refused.is_empty() {
+            examination.key_store_refused = self.rehearse("keys", deadline).await;
+        }
         if let Ok(theirs) = self.time_us(deadline).await {
             examination.clock_offset_us = i64::try_from(i128::from(theirs) - i128::from(now_us())).ok();
         }
@@ -93,22 +108,22 @@ impl RedisStore {
         Some(facts(&from_redis_value::<String>(reply).ok()?))
     }
 
-    async fn rehearse(&self, deadline: Duration) -> Vec<String> {
+    async fn rehearse(&self, part: &str, deadline: Duration) -> Vec<String> {
         let mut load = redis::cmd("SCRIPT");
         load.arg("LOAD").arg(REHEARSAL);
         if let Err(error) = self.single("load a script", load, deadline).await {
             return vec![format!("SCRIPT LOAD: {}", reason(&error))];
         }
-        match self.single("call a script", rehearsal(), deadline).await {
+        match self.single("call a script", rehearsal(part), deadline).await {
             Ok(reply) => from_redis_value(reply).unwrap_or_else(|error| vec![error.to_string()]),
             Err(error) => vec![format!("EVALSHA: {}", reason(&error))],
         }
     }
 }
 
-fn rehearsal() -> Cmd {
+fn rehearsal(part: &str) -> Cmd {
     let mut call = redis::cmd("EVALSHA");
-    call.arg(redis::Script::new(REHEARSAL).get_hash()).arg(1).arg(REHEARSAL_KEY);
+    call.arg(redis::Script::new(REHEARSAL).get_hash()).arg(1).arg(REHEARSAL_KEY).arg(part);
     call
 }
 
