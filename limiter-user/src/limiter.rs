@@ -131,8 +131,7 @@ impl Limiter {
         if let (Some(denials), Some(deciding), true) = (denials, deciding, decision.is_refusal()) {
             if remembering.is_none() {
                 denials.note(caller);
-            } else if let Some(denial) =
-                Denial::new(now, &touched, &outcomes, &watched, (&decision, deciding), &active)
+            } else if let Some(denial) = Denial::new(now, &touched, &outcomes, &watched, (&decision, deciding), &active)
             {
                 let key = known.map_or_else(|| key(denials), |(_, key)| key);
                 denials.remember(caller, &key, denial);

@@ -8,8 +8,8 @@ use limiter_common::{
     sliding_window::{Counts, Window},
 };
 
-use self::{bucket::BucketState, log::LogState, watch::Watch, windows::WindowState};
 pub(super) use self::watch::Print;
+use self::{bucket::BucketState, log::LogState, watch::Watch, windows::WindowState};
 use super::{
     CounterKey,
     algorithm::{Algorithm, Kind, View, in_ns},

@@ -100,9 +100,8 @@ impl MemoryStore {
         // Another for each store, since the tags of counters come of it: the operating system's.
         let random = RandomState::new();
         let changes = Arc::new(Changes::new());
-        let shard = |number: usize| {
-            Shard::new(max_counters / count, shared, random.hash_one(number), Arc::clone(&changes))
-        };
+        let shard =
+            |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number), Arc::clone(&changes));
         let shard = |number| Locked(Mutex::new(shard(number)));
         Self { clock, shards: (0..count).map(shard).collect(), changes, capacity: max_counters }
     }

@@ -109,9 +109,8 @@ const fn half(caller: Caller) -> u64 {
 
 impl Set {
     fn way_of(&self, key: &Key) -> Option<usize> {
-        let is = |way: &usize| {
-            self.tags[*way] == key.tag && self.denials[*way].is_some_and(|(place, _)| place == key.place)
-        };
+        let is =
+            |way: &usize| self.tags[*way] == key.tag && self.denials[*way].is_some_and(|(place, _)| place == key.place);
         (0..WAYS).find(is)
     }
 

@@ -77,7 +77,8 @@ impl Side {
     }
 
     fn counts(&self) -> Vec<Vec<u64>> {
-        let metrics = self.active.load().policy.rules.iter().map(|rule| self.metrics.rule(&rule.id)).collect::<Vec<_>>();
+        let metrics =
+            self.active.load().policy.rules.iter().map(|rule| self.metrics.rule(&rule.id)).collect::<Vec<_>>();
         let of = |rule: &crate::metrics::RuleMetrics| {
             let kinds = Kind::ALL.iter().map(|kind| rule.decided(*kind));
             kinds.chain([rule.shadow_denied()]).collect()
@@ -134,21 +135,36 @@ fn policy(seed: u64) -> String {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Ask { caller: u8, path: u8, address: u8, tenant: bool, cost: u64, charge: Charge, leaves: bool },
+    Ask {
+        caller: u8,
+        path: u8,
+        address: u8,
+        tenant: bool,
+        cost: u64,
+        charge: Charge,
+        leaves: bool,
+    },
     /// What was asked last, so many times.
-    Again { times: u8, pause_us: u64 },
+    Again {
+        times: u8,
+        pause_us: u64,
+    },
     Wait(u64),
     /// A clock that is set.
     Back(u64),
     Reload(u64),
-    Pressure { level: u32, steps: u64 },
+    Pressure {
+        level: u32,
+        steps: u64,
+    },
     Hear(u64),
     Sweep,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let charge = prop_oneof![14 => Just(Charge::Commit), 1 => Just(Charge::Peek), 1 => Just(Charge::Refund)];
-    let ask = (0u8..7, 0u8..3, 0u8..3, any::<bool>(), prop_oneof![9 => Just(1u64), 1 => 2u64..4], charge, any::<bool>());
+    let ask =
+        (0u8..7, 0u8..3, 0u8..3, any::<bool>(), prop_oneof![9 => Just(1u64), 1 => 2u64..4], charge, any::<bool>());
     let ask = ask.prop_map(|(caller, path, address, tenant, cost, charge, leaves)| Step::Ask {
         caller,
         path,
@@ -300,7 +316,8 @@ fn rules(algorithm: &str) -> String {
              window = \"1h\"\nmode = \"{mode}\"\n{shape}"
         )
     };
-    let of_all = "[plans.free]\n[plans.pro]\n[[rules]]\nid = \"all\"\nscope = \"global\"\nlimit = 1000\nwindow = \"1h\"\n";
+    let of_all =
+        "[plans.free]\n[plans.pro]\n[[rules]]\nid = \"all\"\nscope = \"global\"\nlimit = 1000\nwindow = \"1h\"\n";
     [&*rule("own", "user", 2, "enforce"), &rule("shadow", "user", 2, "shadow"), of_all].concat()
 }
 
@@ -310,10 +327,8 @@ fn whoever_goes_on_asking_is_told_from_memory_as_long_as_nothing_happens() {
         let clock = Arc::new(ManualClock::at(START_US));
         let mut side = Side::new(&clock, &rules(algorithm), true);
         let subject = |number| Subject { caller: caller(number), address: None };
-        let (abusive, other) = (subject(0), Subject {
-            caller: Caller::User { user: "other".into(), plan: None },
-            address: None,
-        });
+        let (abusive, other) =
+            (subject(0), Subject { caller: Caller::User { user: "other".into(), plan: None }, address: None });
         let mut ask = |subject: &Subject| {
             clock.advance(1000);
             let mut decision = side.limiter.decide(&request(subject), &mut Scratch::default());

@@ -170,7 +170,13 @@ fn denies_until(cell: &CellRef<'_>, view: View, now_us: u64) -> u64 {
         View::Windows(_) => cell.algorithm.reset_us(view, now_us),
         View::Bucket { .. } => u64::MAX,
         // Nothing is in it: it ends now, whenever it is asked.
-        View::Log { reset_us, .. } => if reset_us > now_us { u64::MAX } else { 0 },
+        View::Log { reset_us, .. } => {
+            if reset_us > now_us {
+                u64::MAX
+            } else {
+                0
+            }
+        }
     }
 }
 
