@@ -310,8 +310,7 @@ impl Leases {
     async fn exchange(&self, statements: &[(CounterKey, Statement)]) -> bool {
         let number = self.0.number.fetch_add(1, Ordering::Relaxed);
         let sent_us = self.local_us();
-        let result =
-            self.0.redis.lend(number, live_nodes(), statements, ANSWER_WITHIN).await;
+        let result = self.0.redis.lend(number, live_nodes(), statements, ANSWER_WITHIN).await;
         let received_us = self.local_us();
         let replies = match result {
             Ok(replies) => replies,
