@@ -65,7 +65,12 @@ impl AddressV6 {
     /// Whether it is link-local (`fe80::/10`) or unspecified (`::`): no router passes on what comes from there.
     #[inline(always)]
     pub const fn is_of_link(self) -> bool {
-        self.leading() >> 54 == 0xfe80 >> 6 || self.words[0] | self.words[1] == 0
+        self.is_link_local() || self.words[0] | self.words[1] == 0
+    }
+
+    #[inline(always)]
+    const fn is_link_local(self) -> bool {
+        self.leading() >> 54 == 0xfe80 >> 6
     }
 
     #[inline(always)]
@@ -115,6 +120,13 @@ impl SrcMaskV6 {
     #[inline(always)]
     pub const fn from_halves(first: [u8; 8], last: [u8; 8]) -> Self {
         Self([first, last])
+    }
+
+    /// The bits that make the source of this address: of a link-local one all, since every host of a link has one in
+    /// `fe80::/64`, and they are no more one source than the networks of the world are.
+    #[inline(always)]
+    pub const fn of(self, address: AddressV6) -> Self {
+        if address.is_link_local() { Self::new(128) } else { self }
     }
 
     pub const fn halves(&self) -> [[u8; 8]; 2] {
@@ -179,7 +191,7 @@ impl From<SrcKeyV6> for Ipv6Addr {
     }
 }
 
-/// How far source addresses are cut: the default is /32 and /64.
+/// How far source addresses are cut: the default is /32 and /64. Link-local ones never are, see [`SrcMaskV6::of`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrcPrefixes {
     pub ipv4: u8,
@@ -197,13 +209,20 @@ impl SrcPrefixes {
     pub fn cut(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
             IpAddr::V4(v4) => IpAddr::V4(SrcKeyV4::new(v4.octets(), SrcMaskV4::new(self.ipv4)).into()),
-            IpAddr::V6(v6) => IpAddr::V6(SrcKeyV6::new(v6.octets(), SrcMaskV6::new(self.ipv6)).into()),
+            IpAddr::V6(v6) => {
+                let address = AddressV6::new(v6.octets());
+                IpAddr::V6(SrcKeyV6::of(address, SrcMaskV6::new(self.ipv6).of(address)).into())
+            }
         }
     }
 
     /// Length of the prefix that [`Self::cut`] keeps of this address.
     pub fn len_of(&self, address: IpAddr) -> u8 {
-        if address.to_canonical().is_ipv4() { self.ipv4 } else { self.ipv6 }
+        match address.to_canonical() {
+            IpAddr::V4(_) => self.ipv4,
+            IpAddr::V6(v6) if AddressV6::new(v6.octets()).is_link_local() => 128,
+            IpAddr::V6(_) => self.ipv6,
+        }
     }
 }
 
@@ -231,8 +250,14 @@ mod tests {
             (prefixes(32, 48), "2001:db8:1:2:3:4:5:6", "2001:db8:1::"),
             (prefixes(32, 128), "2001:db8:1:2:3:4:5:6", "2001:db8:1:2:3:4:5:6"),
             (prefixes(32, 64), "::ffff:192.0.2.77", "192.0.2.77"),
+            (prefixes(32, 64), "fe80::3:4:5:6", "fe80::3:4:5:6"),
+            (prefixes(32, 48), "febf:1:2:3:4:5:6:7", "febf:1:2:3:4:5:6:7"),
+            (prefixes(32, 64), "fec0::1", "fec0::"),
         ] {
             assert_eq!(prefixes.cut(address.parse().unwrap()), cut.parse::<IpAddr>().unwrap(), "{address}");
+        }
+        for (address, len) in [("192.0.2.7", 32), ("::ffff:192.0.2.7", 32), ("2001:db8::1", 64), ("fe80::1", 128)] {
+            assert_eq!(SrcPrefixes::default().len_of(address.parse().unwrap()), len, "{address}");
         }
     }
 }

@@ -149,17 +149,33 @@ pub const fn check(tat: u64, params: &GcraParams, now: u64, cost: u64) -> Step {
     if cost == 0 {
         return Step { outcome: Outcome::Conforming, tat };
     }
+    match take(tat, params, now, cost) {
+        Some(tat) => Step { outcome: Outcome::Conforming, tat },
+        None => refuse(tat, params, now, cost),
+    }
+}
+
+/// The state after `cost` units, not 0, are taken at `now`; `None` where they do not conform, which [`refuse`] explains.
+#[inline(always)]
+pub const fn take(tat: u64, params: &GcraParams, now: u64, cost: u64) -> Option<u64> {
+    if cost > params.burst {
+        return None;
+    }
+    let needed = ahead(tat, now, params.burst_tolerance) + params.increment(cost);
+    if needed > params.burst_tolerance { None } else { Some(now.wrapping_add(needed)) }
+}
+
+/// Why a cost that [`take`] has refused does not conform, and what is to be stored all the same.
+#[inline(always)]
+pub const fn refuse(tat: u64, params: &GcraParams, now: u64, cost: u64) -> Step {
     if cost > params.burst {
         return Step { outcome: Outcome::NeverConforming, tat };
     }
     let ahead = ahead(tat, now, params.burst_tolerance);
-    let needed = ahead + params.increment(cost);
-    if needed > params.burst_tolerance {
-        let cut = now.wrapping_add(params.burst_tolerance);
-        let tat = if ahead == params.burst_tolerance { cut } else { tat };
-        return Step { outcome: Outcome::NonConforming { retry_after: needed - params.burst_tolerance }, tat };
-    }
-    Step { outcome: Outcome::Conforming, tat: now.wrapping_add(needed) }
+    let retry_after = ahead + params.increment(cost) - params.burst_tolerance;
+    let cut = now.wrapping_add(params.burst_tolerance);
+    let tat = if ahead == params.burst_tolerance { cut } else { tat };
+    Step { outcome: Outcome::NonConforming { retry_after }, tat }
 }
 
 /// The state of a bucket that is full at `now`.

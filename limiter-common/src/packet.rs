@@ -50,6 +50,8 @@ pub trait Header<const N: usize>: Copy {
     /// A number in network order.
     fn be16<const AT: usize>(self) -> u16;
 
+    fn be32<const AT: usize>(self) -> u32;
+
     fn address_v4<const AT: usize>(self) -> AddressV4;
 
     fn address_v6<const AT: usize>(self) -> AddressV6;
@@ -81,6 +83,10 @@ impl<const N: usize> Header<N> for &[u8; N] {
 
     fn be16<const AT: usize>(self) -> u16 {
         u16::from_be_bytes(core::array::from_fn(|index| self[AT + index]))
+    }
+
+    fn be32<const AT: usize>(self) -> u32 {
+        u32::from_be_bytes(core::array::from_fn(|index| self[AT + index]))
     }
 
     fn address_v4<const AT: usize>(self) -> AddressV4 {
@@ -201,6 +207,11 @@ const UDP_LEN: usize = UdpHdr::LEN;
 const TCP_SYN: u8 = 0x02;
 const TCP_ACK: u8 = 0x10;
 
+/// Ethernet's type, and of the IP header the version and the length.
+const PLAIN_V4: u32 = ((ETH_IPV4 as u32) << 8) | 0x45;
+/// The length of IPv6's header is always the same.
+const PLAIN_V6: u32 = ((ETH_IPV6 as u32) << 4) | 6;
+
 /// Whether a packet is a fragment. Constants, not an enum, for [`PacketRead::forget`].
 mod fragment {
     pub(super) const WHOLE: usize = 0;
@@ -211,6 +222,69 @@ mod fragment {
 /// Parses a frame that begins with its Ethernet header.
 #[inline(always)]
 pub fn parse<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
+    match parse_plain(frame) {
+        Some(packet) => Parsed::Ip(packet),
+        None => parse_any(frame),
+    }
+}
+
+/// What almost every frame is, by a few instructions: TCP or UDP right behind an IP header of the usual length, without tags,
+/// whole, and of the length that its header states. Of these it says what [`parse_any`] says, and of all others `None`.
+#[inline(always)]
+fn parse_plain<P: PacketRead + ?Sized>(frame: &P) -> Option<IpPacket> {
+    const V4_AT: usize = ETH_LEN + IPV4_MIN_LEN;
+    const V6_AT: usize = ETH_LEN + IPV6_LEN;
+    // As far as the flags of TCP, where the IP header is the shorter one.
+    let header = frame.read::<{ V4_AT + 14 }>(0)?;
+    // The protocol, and in IPv4 the length of the header, by one load.
+    let kind = header.be32::<{ ETH_LEN - 2 }>();
+    if kind >> 8 == PLAIN_V4 {
+        let total_len = usize::from(header.be16::<{ ETH_LEN + 2 }>());
+        if header.be16::<{ ETH_LEN + 6 }>() & 0x3fff != 0 || !frame.has(ETH_LEN + total_len) {
+            return None;
+        }
+        let source = Source::V4(header.address_v4::<{ ETH_LEN + 12 }>());
+        let destination_port = header.be16::<{ V4_AT + 2 }>();
+        let transport = match header.byte::<{ ETH_LEN + 9 }>() {
+            TCP if total_len >= IPV4_MIN_LEN + TCP_MIN_LEN => {
+                let opens_connection = opens(header.byte::<{ V4_AT + 13 }>());
+                Transport::Tcp { destination_port, opens_connection }
+            }
+            UDP if total_len >= IPV4_MIN_LEN + UDP_LEN => Transport::Udp { destination_port },
+            _ => return None,
+        };
+        return Some(IpPacket { source, transport });
+    }
+    if kind >> 12 == PLAIN_V6 {
+        let header = frame.read::<{ V6_AT + 14 }>(0)?;
+        let payload_len = usize::from(header.be16::<{ ETH_LEN + 4 }>());
+        if !frame.has(V6_AT + payload_len) {
+            return None;
+        }
+        let source = Source::V6(header.address_v6::<{ ETH_LEN + 8 }>());
+        let destination_port = header.be16::<{ V6_AT + 2 }>();
+        let transport = match header.byte::<{ ETH_LEN + 6 }>() {
+            TCP if payload_len >= TCP_MIN_LEN => {
+                let opens_connection = opens(header.byte::<{ V6_AT + 13 }>());
+                Transport::Tcp { destination_port, opens_connection }
+            }
+            UDP if payload_len >= UDP_LEN => Transport::Udp { destination_port },
+            _ => return None,
+        };
+        return Some(IpPacket { source, transport });
+    }
+    None
+}
+
+/// Whether these flags are SYN without ACK.
+#[inline(always)]
+const fn opens(flags: u8) -> bool {
+    flags & (TCP_SYN | TCP_ACK) == TCP_SYN
+}
+
+/// Every kind of frame.
+#[inline(always)]
+fn parse_any<P: PacketRead + ?Sized>(frame: &P) -> Parsed {
     let Some(header) = frame.read::<2>(ETH_LEN - 2) else { return Parsed::Malformed };
     let mut ether_type = header.be16::<0>();
     let mut offset = ETH_LEN;
@@ -403,7 +477,7 @@ fn transport<P: PacketRead + ?Sized>(
         return Parsed::Ip(IpPacket { source, transport: Transport::Udp { destination_port } });
     }
     let Some(offset_and_flags) = frame.read::<2>(offset + 12) else { return unreadable(source, true) };
-    let opens_connection = offset_and_flags.byte::<1>() & (TCP_SYN | TCP_ACK) == TCP_SYN;
+    let opens_connection = opens(offset_and_flags.byte::<1>());
     Parsed::Ip(IpPacket { source, transport: Transport::Tcp { destination_port, opens_connection } })
 }
 
@@ -456,7 +530,49 @@ mod tests {
         }
     }
 
+    fn ipv6(next: u8, payload: &[u8]) -> Vec<u8> {
+        let mut frame = std::vec![0; 12];
+        frame.extend(ETH_IPV6.to_be_bytes());
+        let len = u16::try_from(payload.len()).unwrap().to_be_bytes();
+        frame.extend([0x60, 0, 0, 0, len[0], len[1], next, 64]);
+        frame.extend([0x20; 32]);
+        frame.extend(payload);
+        frame
+    }
+
+    #[test]
+    fn what_most_frames_are_is_told_without_the_rest_of_the_parser() {
+        for protocol in [TCP, UDP] {
+            let payload = [7; TCP_MIN_LEN];
+            for frame in [ipv4(protocol, 0, &payload), ipv4(protocol, 0x4000, &payload), ipv6(protocol, &payload)] {
+                let plain = parse_plain(frame.as_slice()).map(Parsed::Ip);
+                assert_eq!(plain, Some(parse_any(frame.as_slice())), "{frame:?}");
+            }
+        }
+    }
+
     proptest! {
+        /// Of frames that are ordinary but for a few bytes, or their end.
+        #[test]
+        fn the_short_way_says_what_the_long_one_says(
+            is_v4: bool, protocol in prop::sample::select(std::vec![TCP, UDP, ICMPV6, FRAGMENT]),
+            flags_and_offset in prop::sample::select(std::vec![0u16, 0x4000, 0x2000, 1, 0x8000]),
+            payload in prop::collection::vec(any::<u8>(), 0..40), padding in 0usize..8, cut in 0usize..8,
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
+        ) {
+            let mut frame =
+                if is_v4 { ipv4(protocol, flags_and_offset, &payload) } else { ipv6(protocol, &payload) };
+            frame.resize(frame.len() + padding, 0);
+            frame.truncate(frame.len() - cut);
+            for (place, byte) in changes {
+                let place = place.index(frame.len());
+                frame[place] = byte;
+            }
+            if let Some(packet) = parse_plain(frame.as_slice()) {
+                prop_assert_eq!(parse_any(frame.as_slice()), Parsed::Ip(packet));
+            }
+        }
+
         #[test]
         fn any_bytes_have_an_answer(
             tail in prop::collection::vec(any::<u8>(), 0..200),

@@ -4,7 +4,7 @@
 use aya::Pod;
 
 use crate::{
-    acl::AclEntry,
+    acl::{AclEntry, Listed},
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     budget::{Budget, BudgetEntry},
     event::{Event, EventCounts, EventMeter},
@@ -35,6 +35,7 @@ pod!(
     EventCounts,
     EventMeter,
     GcraParams,
+    Listed,
     PacketRule,
     PrefixFilter,
     RuleName,

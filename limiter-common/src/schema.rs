@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Version of everything below. Pins live in `<pin_dir>/v<SCHEMA_VERSION>`.
-pub const SCHEMA_VERSION: u32 = 3;
+pub const SCHEMA_VERSION: u32 = 4;
 
 /// Most allow prefixes, and most deny prefixes, of one family.
 pub const MAX_ACL_PREFIXES: u32 = 131_072;

@@ -48,7 +48,7 @@ fn once(reported: Tat, kind: EventKind, now: KtimeNs) -> News {
     }
     let seen = reported.load();
     let news = match mark::renew(seen, now) {
-        Some(renewal) if reported.swap(seen, renewal.mark).is_ok() && renewal.is_news => News::of(kind),
+        Some(renewal) if reported.swap(seen, renewal.mark) == seen && renewal.is_news => News::of(kind),
         Some(_) | None => News::NONE,
     };
     News::from_bits(packet::forget(news.bits() as usize, seen) as u32)

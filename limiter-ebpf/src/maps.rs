@@ -26,7 +26,7 @@ use limiter_common::{
 
 use crate::globals;
 
-/// Allow prefixes. The agent writes; at most 131,072 of a family, about 15 MB when full, nothing when empty.
+/// Allow prefixes. The agent writes; at most 131,072 of a family, about 16 MB when full, nothing when empty.
 #[map]
 static ALLOW_V4: LpmTrie<AddressV4, AclEntry> = LpmTrie::with_max_entries(schema::MAX_ACL_PREFIXES, 0);
 #[map]
@@ -113,12 +113,11 @@ impl Tat {
         unsafe { core::ptr::read_volatile(self.cell) }
     }
 
-    /// Stores `new` if the number is still `old`; otherwise the error is what it is.
+    /// Stores `new` if the number is still `old`, and tells what it was.
     #[inline(always)]
-    pub(crate) fn swap(self, old: u64, new: u64) -> Result<(), u64> {
+    pub(crate) fn swap(self, old: u64, new: u64) -> u64 {
         // SAFETY: as above, and every writer of these numbers is atomic.
-        let found = unsafe { compare_exchange(self.cell, old, new) };
-        if found == old { Ok(()) } else { Err(found) }
+        unsafe { compare_exchange(self.cell, old, new) }
     }
 
     /// Gives a number that nobody has written yet its first value: the zero in its place is an instant like any other,
@@ -288,23 +287,23 @@ impl<A> PrefixKey<A> {
 }
 
 #[inline(always)]
-pub(crate) fn allow_v4<'a>(address: AddressV4, prefix_len: u32) -> Option<&'a AclEntry> {
-    ALLOW_V4.get(PrefixKey::new(prefix_len, address).key())
+pub(crate) fn allow_v4<'a>(address: AddressV4) -> Option<&'a AclEntry> {
+    ALLOW_V4.get(PrefixKey::new(32, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn allow_v6<'a>(address: AddressV6, prefix_len: u32) -> Option<&'a AclEntry> {
-    ALLOW_V6.get(PrefixKey::new(prefix_len, address).key())
+pub(crate) fn allow_v6<'a>(address: AddressV6) -> Option<&'a AclEntry> {
+    ALLOW_V6.get(PrefixKey::new(128, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn deny_v4<'a>(address: AddressV4, prefix_len: u32) -> Option<&'a AclEntry> {
-    DENY_V4.get(PrefixKey::new(prefix_len, address).key())
+pub(crate) fn deny_v4<'a>(address: AddressV4) -> Option<&'a AclEntry> {
+    DENY_V4.get(PrefixKey::new(32, address).key())
 }
 
 #[inline(always)]
-pub(crate) fn deny_v6<'a>(address: AddressV6, prefix_len: u32) -> Option<&'a AclEntry> {
-    DENY_V6.get(PrefixKey::new(prefix_len, address).key())
+pub(crate) fn deny_v6<'a>(address: AddressV6) -> Option<&'a AclEntry> {
+    DENY_V6.get(PrefixKey::new(128, address).key())
 }
 
 #[inline(always)]

@@ -50,7 +50,8 @@ impl PacketRead for Frame {
 
     #[inline(always)]
     fn has(&self, len: usize) -> bool {
-        len as u64 <= self.len
+        // Of the length of the frame, the verifier would learn here what differs from path to path.
+        self.forget(len) as u64 <= self.len
     }
 
     #[inline(always)]
@@ -104,6 +105,12 @@ impl<const N: usize> Header<N> for Readable<N> {
     fn be16<const AT: usize>(self) -> u16 {
         const { assert!(AT + 2 <= N) };
         u16::from_be(load!("u16", self.start, AT) as u16)
+    }
+
+    #[inline(always)]
+    fn be32<const AT: usize>(self) -> u32 {
+        const { assert!(AT + 4 <= N) };
+        u32::from_be(load!("u32", self.start, AT) as u32)
     }
 
     #[inline(always)]

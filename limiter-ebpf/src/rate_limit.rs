@@ -4,7 +4,7 @@
 use limiter_common::{
     budget::Budget,
     event::News,
-    gcra::{self, GcraParams, Outcome},
+    gcra::{self, GcraParams},
     rule::{Dimension, PacketRule},
     time::KtimeNs,
     verdict::{DropReason, PassReason, Verdict},
@@ -135,16 +135,22 @@ pub(crate) fn take<const ATTEMPTS: u32>(
     cost: Cost,
     now: u64,
 ) -> Result<(), DropReason> {
-    let packets = limits.look(Dimension::Packets, bucket, cost, now)?;
-    let bytes = limits.look(Dimension::Bytes, bucket, cost, now)?;
-    let connections = limits.look(Dimension::Connections, bucket, cost, now)?;
+    let Some(packets) = Taking::of(limits.charge(Dimension::Packets, bucket, cost), now) else {
+        return Err(DropReason::RateLimitedPackets);
+    };
+    let Some(bytes) = Taking::of(limits.charge(Dimension::Bytes, bucket, cost), now) else {
+        return Err(DropReason::RateLimitedBytes);
+    };
+    let Some(connections) = Taking::of(limits.charge(Dimension::Connections, bucket, cost), now) else {
+        return Err(DropReason::RateLimitedConnections);
+    };
     // Other CPUs may have taken meanwhile. What one dimension refuses is given back in the others.
-    commit::<ATTEMPTS>(packets, now)?;
-    if let Err(reason) = commit::<ATTEMPTS>(bytes, now) {
+    packets.commit::<ATTEMPTS>(now)?;
+    if let Err(reason) = bytes.commit::<ATTEMPTS>(now) {
         limits.give_back(Dimension::Packets, bucket, cost);
         return Err(reason);
     }
-    if let Err(reason) = commit::<ATTEMPTS>(connections, now) {
+    if let Err(reason) = connections.commit::<ATTEMPTS>(now) {
         limits.give_back(Dimension::Packets, bucket, cost);
         limits.give_back(Dimension::Bytes, bucket, cost);
         return Err(reason);
@@ -152,18 +158,10 @@ pub(crate) fn take<const ATTEMPTS: u32>(
     Ok(())
 }
 
-#[inline(always)]
-fn commit<const ATTEMPTS: u32>(taking: Option<Taking<'_>>, now: u64) -> Result<(), DropReason> {
-    match taking {
-        Some(taking) => taking.commit::<ATTEMPTS>(now),
-        None => Ok(()),
-    }
-}
-
 impl Limits<'_> {
     /// The charge in one dimension; `None` when the packet takes nothing there.
     #[inline(always)]
-    fn in_dimension(&self, dimension: Dimension, bucket: BucketState, cost: Cost) -> Option<Charge<'_>> {
+    fn charge(&self, dimension: Dimension, bucket: BucketState, cost: Cost) -> Option<Charge<'_>> {
         if self.set & dimension.bit() as usize == 0 {
             return None;
         }
@@ -177,30 +175,15 @@ impl Limits<'_> {
         if cost == 0 { None } else { Some(Charge { tat, params, cost, reason }) }
     }
 
-    /// The charge, if it conforms as things are.
-    #[inline(always)]
-    fn look(
-        &self,
-        dimension: Dimension,
-        bucket: BucketState,
-        cost: Cost,
-        now: u64,
-    ) -> Result<Option<Taking<'_>>, DropReason> {
-        match self.in_dimension(dimension, bucket, cost) {
-            Some(charge) => charge.look(now).map(Some),
-            None => Ok(None),
-        }
-    }
-
     #[inline(always)]
     fn give_back(&self, dimension: Dimension, bucket: BucketState, cost: Cost) {
-        if let Some(charge) = self.in_dimension(dimension, bucket, cost) {
+        if let Some(charge) = self.charge(dimension, bucket, cost) {
             charge.tat.subtract(charge.params.increment(charge.cost));
         }
     }
 }
 
-/// A cost in one dimension.
+/// A cost in one dimension; not 0.
 #[derive(Clone, Copy)]
 pub(crate) struct Charge<'a> {
     pub(crate) tat: Tat,
@@ -209,55 +192,63 @@ pub(crate) struct Charge<'a> {
     pub(crate) reason: DropReason,
 }
 
-/// A charge that conformed to the state that was seen.
-struct Taking<'a> {
-    charge: Charge<'a>,
-    seen: u64,
-    next: u64,
-}
-
-impl<'a> Charge<'a> {
+impl Charge<'_> {
     #[inline(always)]
     pub(crate) fn commit<const ATTEMPTS: u32>(self, now: u64) -> Result<(), DropReason> {
-        self.look(now)?.commit::<ATTEMPTS>(now)
-    }
-
-    #[inline(always)]
-    fn look(self, now: u64) -> Result<Taking<'a>, DropReason> {
-        let seen = self.tat.load();
-        let next = self.next(seen, now)?;
-        Ok(Taking { charge: self, seen, next })
+        match Taking::of(Some(self), now) {
+            Some(taking) => taking.commit::<ATTEMPTS>(now),
+            None => Err(self.reason),
+        }
     }
 
     /// The state after this cost, if it conforms.
     #[inline(always)]
-    pub(crate) fn next(&self, seen: u64, now: u64) -> Result<u64, DropReason> {
-        let step = gcra::check(seen, self.params, now, self.cost);
-        match step.outcome {
-            Outcome::Conforming => Ok(step.tat),
-            Outcome::NonConforming { .. } | Outcome::NeverConforming => {
-                // A quota was lowered: the debt is cut to the new one. Where the swap fails, the next packet does it.
-                if step.cuts_debt(seen) && self.tat.swap(seen, step.tat).is_err() {
-                    return Err(self.reason);
-                }
-                Err(self.reason)
-            }
+    fn next(&self, seen: u64, now: u64) -> Option<u64> {
+        gcra::take(seen, self.params, now, self.cost)
+    }
+
+    /// Where a quota was lowered, the debt is cut to the new one. Where the swap fails, the next packet does it.
+    #[inline(always)]
+    fn cut_debt(&self, seen: u64, now: u64) {
+        let step = gcra::refuse(seen, self.params, now, self.cost);
+        if step.cuts_debt(seen) {
+            self.tat.swap(seen, step.tat);
         }
     }
 }
 
-impl Taking<'_> {
+/// A charge that conformed to the state that was seen; or none, which always does.
+struct Taking<'a> {
+    charge: Option<Charge<'a>>,
+    seen: u64,
+    next: u64,
+}
+
+impl<'a> Taking<'a> {
+    /// `None` where the charge does not conform.
+    #[inline(always)]
+    fn of(charge: Option<Charge<'a>>, now: u64) -> Option<Self> {
+        let Some(charge) = charge else { return Some(Self { charge: None, seen: 0, next: 0 }) };
+        let seen = charge.tat.load();
+        let next = charge.next(seen, now);
+        if next.is_none() {
+            charge.cut_debt(seen, now);
+        }
+        Some(Self { charge: Some(charge), seen, next: next? })
+    }
+
     /// Stores the state after this cost; where another CPU was quicker, judges again by what it left.
     #[inline(always)]
-    fn commit<const ATTEMPTS: u32>(mut self, now: u64) -> Result<(), DropReason> {
+    fn commit<const ATTEMPTS: u32>(self, now: u64) -> Result<(), DropReason> {
+        let Self { charge: Some(charge), mut seen, mut next } = self else { return Ok(()) };
         for _ in 0..globals::SWAP_ATTEMPTS.load().min(ATTEMPTS) {
-            match self.charge.tat.swap(self.seen, self.next) {
-                Ok(()) => return Ok(()),
-                Err(found) => {
-                    self.seen = found;
-                    self.next = self.charge.next(found, now)?;
-                }
+            let found = charge.tat.swap(seen, next);
+            if found == seen {
+                return Ok(());
             }
+            seen = found;
+            let Some(after) = charge.next(found, now) else { return Err(charge.reason) };
+            next = after;
         }
         Err(DropReason::Contended)
     }

@@ -17,8 +17,6 @@ use crate::{
 /// A source address, whole.
 pub(crate) trait Family: Copy {
     type Key;
-    /// Bits of an address.
-    const BITS: u32;
     /// Its bit in the globals that name families.
     const BIT: u8;
     const ALLOW_FILTER: &'static Global<PrefixFilter>;
@@ -27,9 +25,9 @@ pub(crate) trait Family: Copy {
     /// The first 64 bits as a number.
     fn leading(self) -> u64;
     fn key(self) -> Self::Key;
-    /// The longest allow prefix of at most `prefix_len` bits.
-    fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
-    fn deny<'a>(self, prefix_len: u32) -> Option<&'a AclEntry>;
+    /// The longest allow prefix.
+    fn allow<'a>(self) -> Option<&'a AclEntry>;
+    fn deny<'a>(self) -> Option<&'a AclEntry>;
     fn rule<'a>(self) -> Option<&'a PacketRule>;
     fn budget(key: &Self::Key) -> Option<BudgetState>;
     fn bucket(key: &Self::Key) -> Option<BucketState>;
@@ -41,7 +39,6 @@ pub(crate) trait Family: Copy {
 
 impl Family for AddressV4 {
     type Key = SrcKeyV4;
-    const BITS: u32 = 32;
     const BIT: u8 = 1;
     const ALLOW_FILTER: &'static Global<PrefixFilter> = &globals::ALLOW_FILTER_V4;
     const DENY_FILTER: &'static Global<PrefixFilter> = &globals::DENY_FILTER_V4;
@@ -57,13 +54,13 @@ impl Family for AddressV4 {
     }
 
     #[inline(always)]
-    fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry> {
-        maps::allow_v4(self, prefix_len)
+    fn allow<'a>(self) -> Option<&'a AclEntry> {
+        maps::allow_v4(self)
     }
 
     #[inline(always)]
-    fn deny<'a>(self, prefix_len: u32) -> Option<&'a AclEntry> {
-        maps::deny_v4(self, prefix_len)
+    fn deny<'a>(self) -> Option<&'a AclEntry> {
+        maps::deny_v4(self)
     }
 
     #[inline(always)]
@@ -97,7 +94,6 @@ impl Family for AddressV4 {
 
 impl Family for AddressV6 {
     type Key = SrcKeyV6;
-    const BITS: u32 = 128;
     const BIT: u8 = 2;
     const ALLOW_FILTER: &'static Global<PrefixFilter> = &globals::ALLOW_FILTER_V6;
     const DENY_FILTER: &'static Global<PrefixFilter> = &globals::DENY_FILTER_V6;
@@ -110,17 +106,17 @@ impl Family for AddressV6 {
     #[inline(always)]
     fn key(self) -> SrcKeyV6 {
         let [high, low] = globals::SRC_MASK_V6.load();
-        SrcKeyV6::of(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()))
+        SrcKeyV6::of(self, SrcMaskV6::from_halves(high.to_ne_bytes(), low.to_ne_bytes()).of(self))
     }
 
     #[inline(always)]
-    fn allow<'a>(self, prefix_len: u32) -> Option<&'a AclEntry> {
-        maps::allow_v6(self, prefix_len)
+    fn allow<'a>(self) -> Option<&'a AclEntry> {
+        maps::allow_v6(self)
     }
 
     #[inline(always)]
-    fn deny<'a>(self, prefix_len: u32) -> Option<&'a AclEntry> {
-        maps::deny_v6(self, prefix_len)
+    fn deny<'a>(self) -> Option<&'a AclEntry> {
+        maps::deny_v6(self)
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@
 //! it holds it.
 
 mod decision;
+mod denials;
 mod failure;
 mod precise;
 mod select;
@@ -15,6 +16,7 @@ use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
+use denials::{Denial, Denials};
 use failure::{Failing, Stores};
 use limiter_common::{addr::SrcPrefixes, time::UnixMicros};
 use parking_lot::MutexGuard;
@@ -28,11 +30,11 @@ use turns::{Queues, Turns};
 
 use crate::{
     active::{Active, SharedActive},
-    clock::Clock,
+    clock::{Clock, Stopwatch},
     policy::{FailurePolicy, Precision, Scratch},
     store::{
         Algorithm, CellOutcome, CellRef, Charge, Outcomes,
-        memory::{INLINE_CELLS, MemoryStore},
+        memory::{INLINE_CELLS, MemoryStore, Watched},
         redis::RedisStore,
     },
 };
@@ -46,6 +48,8 @@ pub struct Limiter {
     prefixes: SrcPrefixes,
     /// Where counters are shared; `None` for a node alone.
     shared: Option<RedisStore>,
+    /// `None` where nothing is remembered.
+    denials: Option<Denials>,
     /// `None` of a node alone, whose memory is exact.
     precise: Option<Precise>,
 }
@@ -70,7 +74,8 @@ impl std::fmt::Debug for Limiter {
 impl Limiter {
     pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
         let turns = Turns::new(Arc::clone(&counters), Arc::clone(&clock));
-        Self { active, counters, turns, clock, prefixes, shared: None, precise: None }
+        let denials = Some(Denials::new(counters.capacity()));
+        Self { active, counters, turns, clock, prefixes, denials, shared: None, precise: None }
     }
 
     /// Does what rules want while `store` cannot be asked for their counters.
@@ -86,6 +91,12 @@ impl Limiter {
         self
     }
 
+    /// Looks at every counter for every request. The answers are the same: it is what remembering is measured against.
+    #[must_use]
+    pub fn remembering_nothing(self) -> Self {
+        Self { denials: None, ..self }
+    }
+
     /// The policy that requests are decided by.
     pub fn active(&self) -> Guard<Arc<Active>> {
         self.active.load()
@@ -99,8 +110,16 @@ impl Limiter {
     /// Decides a request, and charges its counters when every enforced rule allows it. `None` when Redis has to be asked:
     /// nothing is charged then, and [`Self::ask`] decides.
     pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Option<Decision> {
+        self.decide_at(self.clock.now(), request, scratch)
+    }
+
+    /// Like [`Self::decide`], of a request that began with this stopwatch: the clock is not read again.
+    pub fn decide_since(&self, begin: Stopwatch, request: &Request<'_>, scratch: &mut Scratch) -> Option<Decision> {
+        self.decide_at(self.clock.at(begin), request, scratch)
+    }
+
+    fn decide_at(&self, now: UnixMicros, request: &Request<'_>, scratch: &mut Scratch) -> Option<Decision> {
         let active = self.active.load();
-        let now = self.clock.now();
         if let Some(kind) = select::bypass(&active.policy.bypass, request, scratch) {
             if request.charge == Charge::Commit {
                 active.bypassed.count(kind);
@@ -108,33 +127,75 @@ impl Limiter {
             let decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
             return Some(Decision { bypass: Some(kind), ..decision });
         }
-        let mut touched = Touched::default();
-        self.touch(&active, request, scratch, &mut touched);
+        let plan = request.subject.plan(&active.policy.plans);
+        let matches = select::matches(&active.policy.endpoints, request, scratch);
+        // What is denied while counters cannot be shared may be allowed as soon as they can, and the other way round.
+        let is_whole = self.is_whole(&active);
+        let denials = self.denials.as_ref().filter(|_| is_whole && Denials::are_of(request));
+        let caller = denials::Caller::of(request, self.prefixes);
+        let key = |denials: &Denials| denials.key(&active, request, self.prefixes, plan, &matches);
+        let known = denials.filter(|denials| denials.may_have(caller, now)).map(|denials| (denials, key(denials)));
+        if let Some(denial) = known.as_ref().and_then(|(denials, key)| denials.find(key, now, &self.counters)) {
+            return Some(denial.answer(&active, request.subject.is_unauthenticated(), now));
+        }
+        let mut touched = Touched { plan, ..Touched::default() };
+        self.touch(&active, request, &matches, &mut touched);
         if touched.cells.is_empty() {
             return Some(Decision::without_rule(request.subject.is_unauthenticated(), now));
         }
-        let failing = self.failing(&active, request, &mut touched, now);
+        let failing = match is_whole {
+            true => Failing::default(),
+            false => self.failing(&active, request, &mut touched, now),
+        };
         if active.asks_redis
             && let Some(precise) = &self.precise
             && touched.ask_redis(&active, &failing)
         {
             return self.decide_precisely(&active, precise, request, &touched, failing, now);
         }
-        Some(self.decide_in_memory(&active, request, &touched, &failing, now))
+        if !is_whole {
+            return Some(self.decide_in_memory(&active, request, &touched, &failing, now));
+        }
+        let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
+        let queues = shapes.then(|| self.turns.lock());
+        let (mut outcomes, mut watched) = (Outcomes::new(), Watched::default());
+        let remembering = denials.filter(|denials| denials.comes_back(caller));
+        let watching = remembering.map(|_| &mut watched);
+        self.counters.decide_into(now, request.charge, &touched.cells, &mut outcomes, watching);
+        let (rules, metrics) = (&active.policy.rules, &active.metrics);
+        let (mut decision, deciding) = decision::conclude(request, now, &touched, &outcomes, &failing, rules, metrics);
+        if let Some(queues) = queues {
+            self.hold(queues, &mut decision, &touched, &outcomes);
+        }
+        if let (Some(denials), Some(deciding), true) = (denials, deciding, decision.is_refusal()) {
+            if remembering.is_none() {
+                denials.note(caller);
+            } else if let Some(denial) = Denial::new(now, &touched, &outcomes, &watched, (&decision, deciding), &active)
+            {
+                let key = known.map_or_else(|| key(denials), |(_, key)| key);
+                denials.remember(caller, &key, denial);
+            }
+        }
+        Some(decision)
     }
 
-    /// Which counters of a request cannot be shared. While all can, that is one look at the breakers.
+    /// Whether all counters can be shared as rules want it: one look at the breakers.
     #[inline]
+    fn is_whole(&self, active: &Active) -> bool {
+        let precise = self.precise.as_ref().filter(|_| active.asks_redis);
+        self.shared.as_ref().is_none_or(RedisStore::is_whole) && precise.is_none_or(|precise| precise.redis.is_whole())
+    }
+
+    /// Which counters of a request cannot be shared.
+    #[cold]
     fn failing(&self, active: &Active, request: &Request<'_>, touched: &mut Touched<'_>, now: UnixMicros) -> Failing {
         let Some(shared) = &self.shared else { return Failing::default() };
         let precise = self.precise.as_ref().filter(|_| active.asks_redis);
-        if shared.is_whole() && precise.is_none_or(|precise| precise.redis.is_whole()) {
-            return Failing::default();
-        }
         failure::apply(Stores { shared, precise }, &self.counters, now, request, active, touched)
     }
 
-    #[inline]
+    /// As those are decided of which counters cannot be shared: nothing is remembered.
+    #[cold]
     fn decide_in_memory(
         &self,
         active: &Active,
@@ -147,9 +208,9 @@ impl Limiter {
         let queues = shapes.then(|| self.turns.lock());
         let mut outcomes = Outcomes::new();
         let charge = failing.charge(request.charge, touched);
-        self.counters.decide_into(now, charge, &touched.cells, &mut outcomes);
+        self.counters.decide_into(now, charge, &touched.cells, &mut outcomes, None);
         failing.settle(&touched.cells, &mut outcomes);
-        let mut decision =
+        let (mut decision, _) =
             decision::conclude(request, now, touched, &outcomes, failing, &active.policy.rules, &active.metrics);
         if let Some(queues) = queues {
             self.hold(queues, &mut decision, touched, &outcomes);
@@ -195,19 +256,23 @@ impl Limiter {
         let Judging { failing, mut outcomes, .. } = judging;
         failing.settle(&touched.cells, &mut outcomes);
         let (rules, metrics) = (&active.policy.rules, &active.metrics);
-        Some(decision::conclude(request, now, touched, &outcomes, &failing, rules, metrics))
+        Some(decision::conclude(request, now, touched, &outcomes, &failing, rules, metrics).0)
     }
 
     /// Decides a request of which memory alone cannot. Waits for Redis no longer than its deadline is.
     pub async fn ask(&self, request: &Request<'_>) -> Decision {
         let active = self.active.load_full();
-        let mut touched = Touched::default();
-        self.touch(&active, request, &mut Scratch::default(), &mut touched);
+        let mut touched = Touched { plan: request.subject.plan(&active.policy.plans), ..Touched::default() };
+        let matches = select::matches(&active.policy.endpoints, request, &mut Scratch::default());
+        self.touch(&active, request, &matches, &mut touched);
         let now = self.clock.now();
         let Some(precise) = self.precise.as_ref().filter(|_| !touched.cells.is_empty()) else {
             return Decision::without_rule(request.subject.is_unauthenticated(), now);
         };
-        let failing = self.failing(&active, request, &mut touched, now);
+        let failing = match self.is_whole(&active) {
+            true => Failing::default(),
+            false => self.failing(&active, request, &mut touched, now),
+        };
         if !touched.ask_redis(&active, &failing) {
             // It was left alone only now.
             return self.decide_in_memory(&active, request, &touched, &failing, now);
@@ -225,7 +290,7 @@ impl Limiter {
         }
         let Judging { failing, mut outcomes, .. } = judging;
         failing.settle(&touched.cells, &mut outcomes);
-        let mut decision =
+        let (mut decision, _) =
             decision::conclude(request, now, &touched, &outcomes, &failing, &active.policy.rules, &active.metrics);
         if let Some(queues) = queues {
             self.hold(queues, &mut decision, &touched, &outcomes);
@@ -233,11 +298,15 @@ impl Limiter {
         decision
     }
 
-    fn touch<'a>(&self, active: &'a Active, request: &Request<'a>, scratch: &mut Scratch, touched: &mut Touched<'a>) {
-        touched.plan = request.subject.plan(&active.policy.plans);
-        let matches = select::matches(&active.policy.endpoints, request, scratch);
-        let rules = select::rules(active, &matches);
-        touched.of_endpoints = select::failure_policy(active, &matches);
+    fn touch<'a>(
+        &self,
+        active: &'a Active,
+        request: &Request<'a>,
+        matches: &select::Matches,
+        touched: &mut Touched<'a>,
+    ) {
+        let rules = select::rules(active, matches);
+        touched.of_endpoints = select::failure_policy(active, matches);
         for &index in &rules {
             if let Some(cell) = select::cell(active, index, request, touched.plan, self.prefixes) {
                 touched.cells.push(cell);

@@ -129,6 +129,7 @@ pub struct Metrics {
     /// By rule, its limits and since when they hold.
     limits: Mutex<HashMap<Arc<str>, (u64, UnixMicros)>>,
     bypassed: Family<BypassLabels, Counter>,
+    remembered: RememberedMetrics,
     check_duration: Durations<{ CHECK_BUCKETS_NS.len() }>,
     pushes: Family<PushLabels, Counter>,
     policy_reloads: Family<ReloadLabels, Counter>,
@@ -136,6 +137,20 @@ pub struct Metrics {
     events: [Counter; EventKind::ALL.len()],
     held_answers: Gauge,
     without_rule: [Counter; Kind::ALL.len()],
+}
+
+/// Denials that were remembered, whatever rules they are of.
+#[derive(Clone, Debug, Default)]
+pub struct RememberedMetrics(Counter);
+
+impl RememberedMetrics {
+    pub fn count(&self) {
+        self.0.inc();
+    }
+
+    pub fn counted(&self) -> u64 {
+        self.0.get()
+    }
 }
 
 /// Counters of one request rule, resolved once per policy.
@@ -258,6 +273,9 @@ impl Metrics {
         }
         let bypassed = Family::<BypassLabels, Counter>::default();
         registry.register("bypassed", "Requests that no limit applied to, by what lets them through", bypassed.clone());
+        let remembered = RememberedMetrics::default();
+        let help = "Denials given because the same request was denied before, without a look at its counters";
+        registry.register("remembered_denials", help, remembered.0.clone());
         let held_answers = Gauge::default();
         let help = "Requests that wait for their turn in a leaky bucket";
         registry.register("held_answers", help, held_answers.clone());
@@ -280,6 +298,7 @@ impl Metrics {
             overshoot,
             limits: Mutex::default(),
             bypassed,
+            remembered,
             check_duration,
             pushes,
             policy_reloads,
@@ -291,8 +310,7 @@ impl Metrics {
     }
 
     /// The counters of a rule. They go on where they were when a policy is loaded again.
-    pub fn rule(&self, rule: &Rule, loaded_at: UnixMicros) -> RuleMetrics {
-        let id = &*rule.id;
+    pub fn rule(&self, id: &str) -> RuleMetrics {
         let counter =
             |decision| self.checks.get_or_create(&CheckLabels { rule: id.into(), decision, source: MEMORY }).clone();
         let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str())).collect();
@@ -304,8 +322,13 @@ impl Metrics {
         let store_failures: Vec<Counter> = failures.collect();
         let store_failures = store_failures.try_into().unwrap_or_else(|_| unreachable!("one a policy"));
         let overshoot = self.overshoot.get_or_create(&RuleLabels { rule: id.into() }).clone();
-        let overshoot_from = self.overshoot_from(rule, loaded_at);
+        let overshoot_from = UnixMicros::new(0);
         RuleMetrics { decisions, shadow_denied: counter("shadow_denied"), store_failures, overshoot, overshoot_from }
+    }
+
+    /// The same of a rule of a policy that is put in force at `loaded_at`.
+    pub fn rule_in_force(&self, rule: &Rule, loaded_at: UnixMicros) -> RuleMetrics {
+        RuleMetrics { overshoot_from: self.overshoot_from(rule, loaded_at), ..self.rule(&rule.id) }
     }
 
     /// Two windows after the rule's limits changed; at once where it is new.
@@ -328,6 +351,10 @@ impl Metrics {
         let counter = |kind: &BypassKind| self.bypassed.get_or_create(&BypassLabels { kind: kind.as_str() }).clone();
         let counters = BypassKind::ALL.iter().map(counter).collect::<Vec<_>>();
         BypassMetrics(counters.try_into().unwrap_or_else(|_| unreachable!("one a kind")))
+    }
+
+    pub fn remembered(&self) -> RememberedMetrics {
+        self.remembered.clone()
     }
 
     pub fn decided_without_rule(&self, kind: Kind) {

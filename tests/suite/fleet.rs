@@ -23,7 +23,12 @@ fn node(name: &str, redis: &RedisServer) -> Setup {
 }
 
 fn node_at(name: &str, redis: &str) -> Setup {
-    Setup::new(&format!("[node]\nid = \"{name}\"\n[store]\nkind = \"redis\"\n[store.breaker]\nprobe = \"200ms\"\n[store.redis]\n{redis}"), POLICY)
+    Setup::new(
+        &format!(
+            "[node]\nid = \"{name}\"\n[store]\nkind = \"redis\"\n[store.breaker]\nprobe = \"200ms\"\n[store.redis]\n{redis}"
+        ),
+        POLICY,
+    )
 }
 
 fn runtime() -> tokio::runtime::Runtime {

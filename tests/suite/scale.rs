@@ -362,6 +362,38 @@ fn a_hundred_thousand_prefixes_of_each_kind() {
     assert_eq!(loaded.judge(&udp(fill(room - 1).addr())).0, Verdict::Drop(DropReason::Denied));
 }
 
+#[test]
+fn a_wide_block_holds_in_a_hundred_thousand_narrow_ones() {
+    // Their time is over, and no agent has removed them.
+    let narrow = |n: usize| v4(0xcb00_0000 | u32::try_from(n).expect("few") << 4);
+    let wide: IpNet = "203.0.0.0/8".parse().expect("a prefix");
+    let loaded = World::new().load();
+    let put = Stopwatch::start();
+    for n in 0..PREFIXES {
+        loaded.dataplane.block(narrow(n).into(), Some(Duration::ZERO)).expect("block");
+    }
+    tell("100,000 blocks of operators", put);
+    let dropped = |loaded: &Loaded| {
+        let some = (0..PREFIXES).step_by(997).map(|n| loaded.dataplane.test_run(&udp(narrow(n)), 1));
+        some.filter(|run| run.as_ref().expect("run the program").dropped).count()
+    };
+    let all = (0..PREFIXES).step_by(997).count();
+    assert_eq!(dropped(&loaded), 0);
+    let block = Stopwatch::start();
+    loaded.dataplane.block(wide, HOUR).expect("block");
+    tell("a block of all of them", block);
+    assert_eq!(dropped(&loaded), all);
+    let unblock = Stopwatch::start();
+    loaded.dataplane.unblock(wide).expect("unblock");
+    tell("its end", unblock);
+    assert_eq!(dropped(&loaded), 0);
+    loaded.dataplane.block(wide, HOUR).expect("block");
+    let expire = Stopwatch::start();
+    assert_eq!(loaded.dataplane.expire().expect("expire"), PREFIXES);
+    tell("expiry of the narrow ones", expire);
+    assert_eq!(dropped(&loaded), all);
+}
+
 /// A policy file with everything at its full size.
 fn large_policy(random: &mut Random) -> String {
     let mut text = String::new();

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     env, fs,
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -12,7 +12,8 @@ use std::{
 };
 
 use aya::{
-    maps::{MapData, loaded_maps},
+    Pod,
+    maps::{LpmTrie, Map, MapData, loaded_maps},
     programs::{ProgramInfo, loaded_links, loaded_programs},
 };
 use limiter_common::{
@@ -86,7 +87,7 @@ fn start(net: &TestNet, world: &World, layout: Layout, version: u32) -> KernelDa
     try_start(net, world, layout, version).unwrap_or_else(|error| panic!("start: {error}"))
 }
 
-fn names_in(directory: &std::path::Path) -> BTreeSet<String> {
+fn names_in(directory: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
@@ -124,6 +125,27 @@ fn map_ids() -> BTreeSet<u32> {
 fn pinned(net: &TestNet, version: u32, map: &str) -> u32 {
     let path = net.pin_dir().join(format!("v{version}")).join(map);
     MapData::from_pin(path).expect("a pinned map").info().expect("information").id()
+}
+
+/// Puts lists of prefixes as they were before schema 4, of shorter values, in the place of pinned ones.
+fn shorten_lists(net: &TestNet, version: u32) {
+    fn shorten<A: Pod>(path: &Path) {
+        const WITHOUT_PREALLOCATION: u32 = 1;
+        let list = Map::LpmTrie(MapData::from_pin(path).expect("a pinned list"));
+        let list = LpmTrie::<_, A, [u8; 24]>::try_from(list).expect("a list");
+        let mut shorter = LpmTrie::<MapData, A, [u8; 16]>::create(1000, WITHOUT_PREALLOCATION).expect("make a list");
+        for entry in list.iter() {
+            let (prefix, value) = entry.expect("read an entry");
+            shorter.insert(&prefix, value.first_chunk().expect("it is longer"), 0).expect("write an entry");
+        }
+        fs::remove_file(path).expect("remove the pin");
+        shorter.pin(path).expect("pin");
+    }
+    let folder = net.pin_dir().join(format!("v{version}"));
+    for list in ["ALLOW", "DENY"] {
+        shorten::<[u8; 4]>(&folder.join(format!("{list}_V4")));
+        shorten::<[u8; 16]>(&folder.join(format!("{list}_V6")));
+    }
 }
 
 /// Ids of the programs and of the maps that are pinned, of whichever schema. What a process has made and not pinned
@@ -169,6 +191,7 @@ fn state_of_an_older_layout_is_taken_over_without_refill() {
         let (stats, buckets) = (pinned(&net, OLD, "STATS"), pinned(&net, OLD, "BUCKETS_V4"));
         let usage = old.map_usage().expect("usage");
         drop(old);
+        shorten_lists(&net, OLD);
 
         let new = start(&net, &world, Layout::Present, OLD + 1);
         assert_eq!(versions(&net), [format!("v{}", OLD + 1)]);
@@ -181,8 +204,9 @@ fn state_of_an_older_layout_is_taken_over_without_refill() {
         assert_eq!(packets(&new, Verdict::Pass(PassReason::Conforming)), 3 * BURST, "counters go on");
         assert_eq!(new.map_usage().expect("usage"), usage, "buckets are counted on");
         assert_eq!(&**new.budgets()[0].rule.as_ref().expect("a rule"), "per-ip");
-        let operators: Vec<_> = new.acl().into_iter().map(|entry| entry.prefix.to_string()).collect();
-        assert_eq!(operators, ["2001:db8::/32", "198.51.100.0/24"]);
+        let operators: Vec<_> =
+            new.acl().into_iter().map(|entry| (entry.prefix.to_string(), entry.remaining.is_some())).collect();
+        assert_eq!(operators, [("2001:db8::/32".to_owned(), true), ("198.51.100.0/24".to_owned(), false)]);
 
         let maps = maps_of(program_of(&new));
         until("the older program and its maps are gone", PATIENCE, || {

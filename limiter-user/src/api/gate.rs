@@ -143,7 +143,7 @@ impl Gate {
     /// Waits only where a rule wants Redis to be asked.
     pub async fn decide(&self, request: &Request<'_>) -> Decision {
         let stopwatch = Stopwatch::start();
-        let at_once = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
+        let at_once = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide_since(stopwatch, request, scratch));
         let decision = match at_once {
             Some(decision) => decision,
             // On the heap, so that requests which need not wait carry nothing of it around.

@@ -8,7 +8,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 use limiter_common::{
-    acl::{AclEntry, Origin},
+    acl::{AclEntry, Listed, Origin},
     addr::{AddressV4, AddressV6},
     prefix_filter::PrefixFilter,
     time::KtimeNs,
@@ -97,14 +97,31 @@ impl Acl {
 
     /// Everything that belongs in the maps.
     pub(super) fn entries(&self) -> impl Iterator<Item = (List, IpNet, AclEntry)> {
-        let policy = self
-            .policy
-            .iter()
-            .map(|(list, prefix)| (*list, *prefix, AclEntry::new(prefix.prefix_len(), Origin::Policy, KtimeNs::NEVER)));
-        let operators = self.operators.iter().map(|((list, prefix), deadline)| {
-            (*list, *prefix, AclEntry::new(prefix.prefix_len(), Origin::Operator, *deadline))
-        });
-        policy.chain(operators)
+        [List::Allow, List::Deny].into_iter().flat_map(|list| {
+            let policy = self.policy.range((list, FIRST)..);
+            let operators = self.operators.range((list, FIRST)..);
+            let entries = nested(policy, operators, move |key| key.0 == list, NOT_LISTED);
+            entries.map(move |(prefix, entry)| (list, prefix, entry))
+        })
+    }
+
+    /// What belongs in the map for a prefix, if it is in the list, and for those in it, which hold as long as it does.
+    pub(super) fn entries_in(&self, list: List, prefix: IpNet) -> BTreeMap<IpNet, AclEntry> {
+        let is_in = |key: &(List, IpNet)| key.0 == list && prefix.contains(&key.1);
+        let (policy, operators) = (self.policy.range((list, prefix)..), self.operators.range((list, prefix)..));
+        nested(policy, operators, is_in, self.until_around(list, prefix)).collect()
+    }
+
+    /// Until when the prefixes around this one hold.
+    fn until_around(&self, list: List, prefix: IpNet) -> KtimeNs {
+        let around = std::iter::successors(prefix.supernet(), IpNet::supernet);
+        around.filter_map(|around| self.deadline(list, around)).max().unwrap_or(NOT_LISTED)
+    }
+
+    /// Until when a prefix is in the list by itself.
+    fn deadline(&self, list: List, prefix: IpNet) -> Option<KtimeNs> {
+        let key = (list, prefix);
+        if self.policy.contains(&key) { Some(KtimeNs::NEVER) } else { self.operators.get(&key).copied() }
     }
 
     pub(super) fn count(&self, list: List, is_ipv4: bool) -> usize {
@@ -130,19 +147,23 @@ impl Acl {
             self.policy.contains(key) || self.operators.get(key).is_some_and(|deadline| *deadline > now)
         };
         // From the prefix itself to /0: at most 129 lookups, however long the lists are.
-        let mut around = Some(prefix);
-        while let Some(candidate) = around {
-            if holds(&(List::Allow, candidate)) {
-                return Some(candidate);
-            }
-            around = candidate.supernet();
-        }
-        None
+        std::iter::successors(Some(prefix), IpNet::supernet).find(|around| holds(&(List::Allow, *around)))
     }
 
-    pub(super) fn insert(&mut self, list: List, prefix: IpNet, deadline: KtimeNs) {
-        if self.operators.insert((list, prefix), deadline).is_none() {
+    /// Tells until when it would have held before.
+    pub(super) fn insert(&mut self, list: List, prefix: IpNet, deadline: KtimeNs) -> Option<KtimeNs> {
+        let before = self.operators.insert((list, prefix), deadline);
+        if before.is_none() {
             *of_family(&mut self.counts, list, prefix.addr().is_ipv4()) += 1;
+        }
+        before
+    }
+
+    /// [`Self::insert`], or [`Self::remove`] without a deadline.
+    pub(super) fn set(&mut self, list: List, prefix: IpNet, deadline: Option<KtimeNs>) -> Option<KtimeNs> {
+        match deadline {
+            Some(deadline) => self.insert(list, prefix, deadline),
+            None => self.remove(list, prefix),
         }
     }
 
@@ -154,10 +175,13 @@ impl Acl {
         Err(DataplaneError::Absent { list, prefix, in_policy: self.in_policy(list, prefix) })
     }
 
-    pub(super) fn remove(&mut self, list: List, prefix: IpNet) {
-        if self.operators.remove(&(list, prefix)).is_some() {
+    /// Tells until when it would have held.
+    pub(super) fn remove(&mut self, list: List, prefix: IpNet) -> Option<KtimeNs> {
+        let removed = self.operators.remove(&(list, prefix));
+        if removed.is_some() {
             *of_family(&mut self.counts, list, prefix.addr().is_ipv4()) -= 1;
         }
+        removed
     }
 
     pub(super) fn is_expired(&self, list: List, prefix: IpNet, now: KtimeNs) -> bool {
@@ -185,6 +209,46 @@ impl Acl {
         });
         policy.chain(operators).collect()
     }
+}
+
+/// What has to be done to a map that holds `before`, and shall hold `after`: entries to be written, and then prefixes to be
+/// removed.
+pub(super) fn differences(
+    before: &BTreeMap<IpNet, AclEntry>,
+    after: &BTreeMap<IpNet, AclEntry>,
+) -> impl Iterator<Item = (IpNet, Option<AclEntry>)> {
+    let written = after.iter().filter(|(prefix, entry)| before.get(prefix) != Some(entry));
+    let removed = before.keys().filter(|prefix| !after.contains_key(prefix));
+    written.map(|(prefix, entry)| (*prefix, Some(*entry))).chain(removed.map(|prefix| (*prefix, None)))
+}
+
+/// The prefix that comes before all others.
+const FIRST: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
+/// Until when an address holds of which no prefix is in a list.
+const NOT_LISTED: KtimeNs = KtimeNs::new(0);
+
+/// Map values of prefixes of one list, given by two iterators that go through theirs in order. A prefix holds as long as the
+/// one around it, and that one, by the same rule, as long as any around it: each has to be held against one other alone.
+fn nested<'a>(
+    policy: impl Iterator<Item = &'a (List, IpNet)>,
+    operators: impl Iterator<Item = (&'a (List, IpNet), &'a KtimeNs)>,
+    is_meant: impl Fn(&(List, IpNet)) -> bool,
+    until_around: KtimeNs,
+) -> impl Iterator<Item = (IpNet, AclEntry)> {
+    let policy = policy.take_while(|key| is_meant(key));
+    let operators = operators.take_while(|(key, _)| is_meant(key));
+    let policy = policy.map(|(_, prefix)| (*prefix, Listed::new(Origin::Policy, KtimeNs::NEVER)));
+    let operators = operators.map(|((_, prefix), deadline)| (*prefix, Listed::new(Origin::Operator, *deadline)));
+    let mut all: Vec<_> = policy.chain(operators).collect();
+    // In the order of the maps: a prefix, what is in it, and then what comes behind it.
+    all.sort_by_key(|(prefix, _)| *prefix);
+    let mut around: Vec<(IpNet, KtimeNs)> = Vec::new();
+    all.into_iter().map(move |(prefix, listed)| {
+        while around.pop_if(|(wide, _)| !wide.contains(&prefix)).is_some() {}
+        let until = around.last().map_or(until_around, |(_, until)| *until).max(listed.deadline());
+        around.push((prefix, until));
+        (prefix, AclEntry::new(listed, until))
+    })
 }
 
 fn of_family(counts: &mut [[usize; 2]; 2], list: List, is_ipv4: bool) -> &mut usize {
@@ -224,6 +288,8 @@ impl Prefix {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn net(text: &str) -> IpNet {
@@ -253,6 +319,74 @@ mod tests {
         assert_eq!(acl.allow_around(net("198.51.100.0/25"), KtimeNs::new(101)), None, "expired");
     }
 
+    /// As a prefix of eight bits at the end of a fixed network, so that many are in one another.
+    fn small((bits, len): (u8, u8)) -> IpNet {
+        let address = Ipv4Addr::from([192, 0, 2, bits]);
+        IpNet::new(address.into(), 24 + len).unwrap().trunc()
+    }
+
+    proptest! {
+        /// By a lookup of the longest prefix alone, at any time, it is as if all prefixes of an address were asked.
+        #[test]
+        fn the_longest_prefix_knows_until_when_any_holds(
+            policy in prop::collection::vec((any::<u8>(), 0u8..=8), 0..3),
+            operators in prop::collection::vec(((any::<u8>(), 0u8..=8), 1u64..20), 0..30),
+            changes in prop::collection::vec(((any::<u8>(), 0u8..=8), prop::option::of(1u64..20)), 0..20),
+        ) {
+            let list = List::Deny;
+            let policy: Vec<_> = policy.into_iter().map(small).collect();
+            let put = operators.iter().map(|(prefix, deadline)| ((list, small(*prefix)), KtimeNs::new(*deadline)));
+            let mut acl = Acl::new(&[net("192.0.2.0/25")], &policy, put, NOT_LISTED);
+            let of_list = |acl: &Acl| -> BTreeMap<_, _> {
+                acl.entries().filter(|(of, ..)| *of == list).map(|(_, prefix, entry)| (prefix, entry)).collect()
+            };
+            // The map, which every change brings up to date.
+            let mut map = of_list(&acl);
+            for (prefix, deadline) in changes {
+                let prefix = small(prefix);
+                if acl.in_policy(list, prefix) {
+                    continue;
+                }
+                let before = acl.entries_in(list, prefix);
+                acl.set(list, prefix, deadline.map(KtimeNs::new));
+                for (changed, entry) in differences(&before, &acl.entries_in(list, prefix)) {
+                    match entry {
+                        Some(entry) => map.insert(changed, entry),
+                        None => map.remove(&changed),
+                    };
+                }
+                prop_assert_eq!(&map, &of_list(&acl));
+            }
+            for address in (0..=255).map(|bits| small((bits, 8))) {
+                let longest = map.iter().filter(|(prefix, _)| prefix.contains(&address));
+                let longest = longest.max_by_key(|(prefix, _)| prefix.prefix_len()).map(|(_, entry)| entry);
+                for now in (0..=20).map(KtimeNs::new) {
+                    let any = std::iter::successors(Some(address), IpNet::supernet)
+                        .any(|prefix| acl.deadline(list, prefix).is_some_and(|deadline| deadline > now));
+                    prop_assert_eq!(longest.is_some_and(|entry| entry.holds(now)), any, "{} at {:?}", address, now);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_expired_can_be_removed_without_a_look_at_what_is_in_it() {
+        let now = KtimeNs::new(10);
+        let operators = [("192.0.2.0/24", 12), ("192.0.2.0/25", 9), ("192.0.2.0/26", 11), ("192.0.2.0/27", 8)];
+        let operators = operators.map(|(prefix, deadline)| ((List::Deny, net(prefix)), KtimeNs::new(deadline)));
+        let mut acl = Acl::new(&[], &[], [], now);
+        for ((list, prefix), deadline) in operators {
+            acl.insert(list, prefix, deadline);
+        }
+        let before = acl.entries_in(List::Deny, net("192.0.2.0/24"));
+        for (list, prefix) in acl.expired(now) {
+            acl.remove(list, prefix);
+        }
+        let after = acl.entries_in(List::Deny, net("192.0.2.0/24"));
+        let removed = [net("192.0.2.0/25"), net("192.0.2.0/27")].map(|prefix| (prefix, None));
+        assert_eq!(differences(&before, &after).collect::<Vec<_>>(), removed);
+    }
+
     #[test]
     fn counts_follow_every_change() {
         let now = KtimeNs::new(0);
@@ -276,7 +410,7 @@ mod tests {
     #[test]
     fn entries_of_the_policy_go_before_operators_which_count_again_without_them() {
         let (key, now) = ((List::Deny, net("192.0.2.0/24")), KtimeNs::new(0));
-        let deadlines = |acl: &Acl| acl.entries().map(|(_, _, entry)| entry.deadline()).collect::<Vec<_>>();
+        let deadlines = |acl: &Acl| acl.entries().map(|(_, _, entry)| entry.listed().deadline()).collect::<Vec<_>>();
         let acl = Acl::new(&[], &[key.1], [(key, KtimeNs::new(101))], now);
         assert_eq!((deadlines(&acl), acl.count(key.0, true)), (vec![KtimeNs::NEVER], 1));
         assert!(acl.expired(KtimeNs::new(101)).is_empty(), "what the policy has does not expire");

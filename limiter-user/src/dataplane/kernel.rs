@@ -4,7 +4,6 @@ use std::{borrow::Cow, fs::File, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use limiter_common::{
-    acl::{AclEntry, Origin},
     budget::{Budget, BudgetEntry, BudgetReason},
     event::{EventClass, EventCounts},
     quota::Quota,
@@ -54,6 +53,27 @@ struct State {
     request_rules: Vec<Arc<str>>,
     acl: Acl,
     budgets: Budgets,
+}
+
+impl State {
+    /// Puts an operator's entry into a list, or removes it, and writes anew what is in that prefix and now holds longer or
+    /// shorter. An error changes nothing.
+    fn list(&mut self, list: List, prefix: IpNet, deadline: Option<KtimeNs>) -> Result<(), DataplaneError> {
+        let before = self.acl.entries_in(list, prefix);
+        let held = self.acl.set(list, prefix, deadline);
+        let after = self.acl.entries_in(list, prefix);
+        let written = self.attached.maps.rewrite_acl(list, &before, &after);
+        if written.is_err() {
+            self.acl.set(list, prefix, held);
+            if let Err(error) = self.attached.maps.rewrite_acl(list, &after, &before) {
+                tracing::warn!(
+                    target: "limiter::dataplane", %error,
+                    "what is in {prefix} may end at another time than it should, until the next reload",
+                );
+            }
+        }
+        written
+    }
 }
 
 /// Result of running the program on a packet.
@@ -139,10 +159,7 @@ impl KernelDataplane {
             return Err(DataplaneError::TooMany { what, count, capacity: MAX_ACL_PREFIXES });
         }
         if state.attached.looks_up(list, prefix) {
-            let entry = AclEntry::new(prefix.prefix_len(), Origin::Operator, deadline);
-            state.attached.maps.insert_acl(list, prefix, entry)?;
-            state.acl.insert(list, prefix, deadline);
-            return Ok(());
+            return state.list(list, prefix, Some(deadline));
         }
         // The first of its kind that operators add: the program in force may not look for it.
         let mut acl = state.acl.clone();
@@ -201,9 +218,7 @@ impl KernelDataplane {
         let mut state = self.state.write();
         state.acl.hide(list, prefix, None);
         state.acl.require(list, prefix)?;
-        state.attached.maps.remove_acl(list, prefix)?;
-        state.acl.remove(list, prefix);
-        Ok(())
+        state.list(list, prefix, None)
     }
 
     /// Removes what was pushed for sources in `prefix`; whether there was any. To whoever operates a host, an address
@@ -397,7 +412,7 @@ impl Dataplane for KernelDataplane {
         }
         let State { attached, acl, budgets, .. } = &mut *self.state.write();
         for (list, prefix) in prefixes {
-            // It may have got a new deadline meanwhile.
+            // It may have got a new deadline meanwhile. What is in it holds no shorter without it.
             if acl.is_expired(list, prefix, now) {
                 attached.maps.remove_acl(list, prefix)?;
                 acl.remove(list, prefix);

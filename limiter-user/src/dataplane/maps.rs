@@ -1,14 +1,14 @@
 //! Maps of a loaded program, with their types, and the check of those that are pinned.
 
-use std::{fmt, net::IpAddr, path::Path};
+use std::{collections::BTreeMap, fmt, net::IpAddr, path::Path};
 
 use aya::{
-    Ebpf,
+    Ebpf, Pod,
     maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, MapType, PerCpuArray, lpm_trie::Key},
 };
 use ipnet::IpNet;
 use limiter_common::{
-    acl::AclEntry,
+    acl::{AclEntry, Listed},
     addr::{SrcKeyV4, SrcKeyV6, SrcMaskV4, SrcMaskV6},
     budget::BudgetEntry,
     event::{EventClass, EventCounts, EventMeter},
@@ -19,7 +19,7 @@ use nix::errno::Errno;
 
 use super::{
     DataplaneError, List,
-    acl::{OperatorEntry, Prefix},
+    acl::{self, OperatorEntry, Prefix},
     error::{errno, map_error},
     pins::PinDir,
     slots::{Slots, Taken},
@@ -95,6 +95,22 @@ impl Maps {
             (List::Deny, Prefix::V6(len, octets)) => ("DENY_V6", self.deny_v6.remove(&Key::new(len, octets))),
         };
         absent_is_fine(removed).map_err(map_error("write", map)).map(|_| ())
+    }
+
+    /// Makes of a part of a map that holds `before` one that holds `after`.
+    pub(super) fn rewrite_acl(
+        &mut self,
+        list: List,
+        before: &BTreeMap<IpNet, AclEntry>,
+        after: &BTreeMap<IpNet, AclEntry>,
+    ) -> Result<(), DataplaneError> {
+        for (prefix, entry) in acl::differences(before, after) {
+            match entry {
+                Some(entry) => self.insert_acl(list, prefix, entry)?,
+                None => self.remove_acl(list, prefix)?,
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn write_budget_filter(&mut self, word: u32, bits: u64) -> Result<(), DataplaneError> {
@@ -221,26 +237,47 @@ fn absent_is_fine(removed: Result<(), MapError>) -> Result<bool, MapError> {
 pub(super) fn read_operators(pins: &PinDir) -> Result<Vec<OperatorEntry>, DataplaneError> {
     let mut found = Vec::new();
     for (name, list) in [("ALLOW_V4", List::Allow), ("DENY_V4", List::Deny)] {
-        let Some(map) = open_list(pins, name)? else { continue };
-        let trie = LpmTrie::<_, [u8; 4], AclEntry>::try_from(Map::LpmTrie(map)).map_err(map_error("open", name))?;
-        for entry in trie.iter() {
-            let (key, entry) = entry.map_err(map_error("read", name))?;
-            if let Some(prefix) = Prefix::v4(key.prefix_len(), key.data()).filter(|_| entry.is_operators()) {
-                found.push(((list, prefix), entry.deadline()));
-            }
-        }
+        read_list(pins, name, list, Prefix::v4, &mut found)?;
     }
     for (name, list) in [("ALLOW_V6", List::Allow), ("DENY_V6", List::Deny)] {
-        let Some(map) = open_list(pins, name)? else { continue };
-        let trie = LpmTrie::<_, [u8; 16], AclEntry>::try_from(Map::LpmTrie(map)).map_err(map_error("open", name))?;
-        for entry in trie.iter() {
-            let (key, entry) = entry.map_err(map_error("read", name))?;
-            if let Some(prefix) = Prefix::v6(key.prefix_len(), key.data()).filter(|_| entry.is_operators()) {
-                found.push(((list, prefix), entry.deadline()));
-            }
-        }
+        read_list(pins, name, list, Prefix::v6, &mut found)?;
     }
     Ok(found)
+}
+
+fn read_list<A: Pod>(
+    pins: &PinDir,
+    name: &'static str,
+    list: List,
+    prefix: fn(u32, A) -> Option<IpNet>,
+    found: &mut Vec<OperatorEntry>,
+) -> Result<(), DataplaneError> {
+    let Some(map) = open_pin(&pins.in_force(name), name)? else { return Ok(()) };
+    let size = map.info().map_err(map_error("look at", name))?.value_size() as usize;
+    let map = Map::LpmTrie(map);
+    let mut take = |key: Key<A>, listed: &Listed| {
+        if let Some(prefix) = prefix(key.prefix_len(), key.data()).filter(|_| listed.is_operators()) {
+            found.push(((list, prefix), listed.deadline()));
+        }
+    };
+    if size == size_of::<AclEntry>() {
+        for entry in LpmTrie::<_, A, AclEntry>::try_from(map).map_err(map_error("open", name))?.iter() {
+            let (key, entry) = entry.map_err(map_error("read", name))?;
+            take(key, entry.listed());
+        }
+    } else if size == size_of::<Listed>() {
+        // Of a schema before 4.
+        for entry in LpmTrie::<_, A, Listed>::try_from(map).map_err(map_error("open", name))?.iter() {
+            let (key, listed) = entry.map_err(map_error("read", name))?;
+            take(key, &listed);
+        }
+    } else {
+        tracing::warn!(
+            target: "limiter::dataplane",
+            "{name} is of another layout: what operators have put in it is not taken over",
+        );
+    }
+    Ok(())
 }
 
 /// `None` when there is no pin.
@@ -249,20 +286,6 @@ pub(super) fn open_pin(path: &Path, name: &'static str) -> Result<Option<MapData
         return Ok(None);
     }
     MapData::from_pin(path).map(Some).map_err(map_error("open", name))
-}
-
-/// Of the lists of the program in force, which may be an older schema's.
-fn open_list(pins: &PinDir, name: &'static str) -> Result<Option<MapData>, DataplaneError> {
-    let Some(map) = open_pin(&pins.in_force(name), name)? else { return Ok(None) };
-    let info = map.info().map_err(map_error("look at", name))?;
-    if info.value_size() as usize != size_of::<AclEntry>() {
-        tracing::warn!(
-            target: "limiter::dataplane",
-            "{name} is of another layout: what operators have put in it is not taken over",
-        );
-        return Ok(None);
-    }
-    Ok(Some(map))
 }
 
 /// The seed of an earlier start; 0 when there is none.

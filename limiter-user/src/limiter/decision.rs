@@ -103,6 +103,7 @@ fn is_tightened(request: &Request<'_>, touched: &Touched<'_>, rules: &[Rule], po
     whole != Limit::Limited(touched.cells[position].algorithm)
 }
 
+/// Also says which of the touched rules decided.
 pub(super) fn conclude(
     request: &Request<'_>,
     now: UnixMicros,
@@ -111,7 +112,7 @@ pub(super) fn conclude(
     failing: &Failing,
     rules: &[Rule],
     metrics: &[RuleMetrics],
-) -> Decision {
+) -> (Decision, Option<usize>) {
     let mut decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
     // How much each candidate presses: waits above remainders, longer waits and smaller remainders first.
     let mut worst: Option<(u64, usize)> = None;
@@ -160,7 +161,7 @@ pub(super) fn conclude(
         denied |= denies;
     }
     let Some((_, position)) = worst else {
-        return decision;
+        return (decision, None);
     };
     let (index, cell, outcome) = (touched.rules[position], &touched.cells[position], &outcomes[position]);
     let (is_tightened, fits_whole) = match rules[index].limit_for(request.subject.client(), touched.plan) {
@@ -195,5 +196,5 @@ pub(super) fn conclude(
         is_tightened,
         response: if denied { rules[index].response.clone() } else { None },
     });
-    decision
+    (decision, Some(position))
 }

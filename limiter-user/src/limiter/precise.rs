@@ -245,7 +245,7 @@ impl<'a, 'c> Judging<'a, 'c> {
         }
         let cells: Cells<'_> = places.iter().map(|place| self.cells[*place]).collect();
         let mut outcomes = Outcomes::new();
-        self.counters.decide_into(self.now, charge, &cells, &mut outcomes);
+        self.counters.decide_into(self.now, charge, &cells, &mut outcomes, None);
         for (place, outcome) in places.iter().zip(outcomes) {
             self.outcomes[*place] = outcome;
         }

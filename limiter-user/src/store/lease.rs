@@ -56,9 +56,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 const FAILURES_UNTIL_AWAY: u64 = 5;
 const AWAY_AFTER: Duration = Duration::from_secs(1);
 
-/// A holding is at most half of what would be this node's part of what is left.
-const PARTS_A_NODE: u64 = 2;
-
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct LeaseConfig {
@@ -318,8 +315,7 @@ impl Leases {
     async fn exchange(&self, statements: &[(CounterKey, Statement)]) -> bool {
         let number = self.0.number.fetch_add(1, Ordering::Relaxed);
         let sent_us = self.local_us();
-        let result =
-            self.0.redis.lend(number, live_nodes().saturating_mul(PARTS_A_NODE), statements, ANSWER_WITHIN).await;
+        let result = self.0.redis.lend(number, live_nodes(), statements, ANSWER_WITHIN).await;
         let received_us = self.local_us();
         let replies = match result {
             Ok(replies) => replies,

@@ -12,8 +12,11 @@ use std::{
 use limiter_common::time::UnixMicros;
 use parking_lot::{Mutex, MutexGuard};
 
-pub use self::own::OwnPart;
-use self::{index::KeyHash, near::Near, shard::Shard};
+use self::{index::KeyHash, near::Near, shard::Shard, watch::Changes};
+pub use self::{
+    own::OwnPart,
+    watch::{Moment, Watched},
+};
 use super::{
     At, Cell, CellOutcome, CellRef, Charge, CounterKey, Store, StoreError,
     algorithm::View,
@@ -29,6 +32,7 @@ mod own;
 mod shard;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 /// Enough that two cores rarely want the same lock.
 const MAX_SHARDS: usize = 64;
@@ -64,6 +68,8 @@ pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     shards: Box<[Locked]>,
     near: Near,
+    changes: Arc<Changes>,
+    capacity: usize,
 }
 
 /// Apart from its neighbours, so that two threads with different shards do not wait for each other's cache lines.
@@ -101,13 +107,21 @@ impl MemoryStore {
         let count = 1 << wanted.ilog2();
         // Another for each store, since the tags of counters come of it: the operating system's.
         let random = RandomState::new();
-        let shard = |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number));
+        let changes = Arc::new(Changes::new());
+        let shard =
+            |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number), Arc::clone(&changes));
         let shard = |number| Locked(Mutex::new(shard(number)));
-        Self { clock, shards: (0..count).map(shard).collect(), near: Near::default() }
+        let (shards, near) = ((0..count).map(shard).collect(), Near::default());
+        Self { clock, shards, near, changes, capacity: max_counters }
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// The most counters that it may hold.
+    pub const fn capacity(&self) -> usize {
+        self.capacity
     }
 
     fn shard_of(&self, hash: KeyHash) -> MutexGuard<'_, Shard> {
