@@ -93,7 +93,12 @@ impl Node {
     }
 
     pub(crate) async fn until_sent(&self) {
-        eventually(WAIT, async || if self.memory.stats().queued == 0 { Ok(()) } else { Err(self.status.get()) }).await;
+        // What is under way is in no queue.
+        eventually(WAIT, async || {
+            let stats = self.status.get();
+            if self.memory.stats().queued == 0 && stats.lag.is_zero() { Ok(()) } else { Err(stats) }
+        })
+        .await;
     }
 
     pub(crate) fn refund(&self, cells: &[Cell], cost: u64) {
