@@ -2,18 +2,23 @@
 //!
 //! A start and a reload derive the same here. Whoever needs any of it reads one pointer, so all of it changes at once.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use limiter_common::{rule::EnforcementMode, time::UnixMicros};
 
 use crate::{
-    metrics::{BypassMetrics, Metrics, RuleMetrics},
+    metrics::{BypassMetrics, Metrics, RememberedMetrics, RuleMetrics},
     policy::{Matching, Policy, Scope},
-    pressure::{Pressure, Tightened},
+    pressure::{Pressure, ShareChanges, Tightened},
     store::Name,
 };
+
+static NEXT_GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// The one pointer.
 pub type SharedActive = Arc<ArcSwap<Active>>;
@@ -21,6 +26,8 @@ pub type SharedActive = Arc<ArcSwap<Active>>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Active {
+    /// Another one each time.
+    pub generation: u64,
     pub policy: Policy,
     /// The rules without an endpoint that are not off, then per endpoint group those that name it.
     pub always: Applicable,
@@ -31,8 +38,11 @@ pub struct Active {
     pub counter_names: Vec<Name>,
     pub metrics: Vec<RuleMetrics>,
     pub bypassed: BypassMetrics,
+    pub remembered: RememberedMetrics,
     /// What rules that give way to pressure grant at this time.
     pub shares: Vec<Option<Tightened>>,
+    /// How often that changed.
+    pub share_changes: ShareChanges,
     /// Trusted proxies, allow prefixes, and what requests are never limited from.
     pub never_pushed: Vec<IpNet>,
     /// Whether anything in the policy is about keys or their users.
@@ -76,13 +86,16 @@ impl Active {
             }
         }
         Self {
+            generation: NEXT_GENERATION.fetch_add(1, Ordering::Relaxed),
             always,
             by_endpoint,
             narrows,
             counter_names: policy.rules.iter().map(|rule| Arc::clone(&rule.id).into()).collect(),
             metrics: policy.rules.iter().map(|rule| metrics.rule(&rule.id)).collect(),
             bypassed: metrics.bypassed(),
+            remembered: metrics.remembered(),
             shares: pressure.shares_of(&policy.rules),
+            share_changes: pressure.share_changes(),
             never_pushed: trusted_proxies
                 .iter()
                 .chain(&policy.allow)

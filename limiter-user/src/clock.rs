@@ -11,6 +11,11 @@ use nix::time::{ClockId, clock_gettime};
 /// Where a component takes the time of windows from.
 pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> UnixMicros;
+
+    /// The time at which a stopwatch was started, or a little later: whoever has one need not read the clock again.
+    fn at(&self, _start: Stopwatch) -> UnixMicros {
+        self.now()
+    }
 }
 
 /// The wall clock as it was at start, carried on by the monotonic clock, plus what the store's clock differs by.
@@ -43,7 +48,12 @@ impl SharedClock {
     /// This host's time, without the store's offset.
     #[inline]
     pub fn local(&self) -> UnixMicros {
-        let elapsed = self.start.elapsed();
+        self.local_at(Stopwatch::start())
+    }
+
+    #[inline]
+    fn local_at(&self, Stopwatch(now): Stopwatch) -> UnixMicros {
+        let elapsed = now.saturating_duration_since(self.start);
         // 64 bits are enough for half a million years, and sooner done than 128.
         let elapsed_us = elapsed.as_secs().wrapping_mul(1_000_000).wrapping_add(elapsed.subsec_micros().into());
         UnixMicros::new(self.wall_at_start_us.saturating_add(elapsed_us))
@@ -59,7 +69,12 @@ impl Default for SharedClock {
 impl Clock for SharedClock {
     #[inline]
     fn now(&self) -> UnixMicros {
-        UnixMicros::new(self.local().get().saturating_add_signed(self.offset_us()))
+        self.at(Stopwatch::start())
+    }
+
+    #[inline]
+    fn at(&self, start: Stopwatch) -> UnixMicros {
+        UnixMicros::new(self.local_at(start).get().saturating_add_signed(self.offset_us()))
     }
 }
 
@@ -76,6 +91,7 @@ pub struct Stopwatch(Instant);
 
 impl Stopwatch {
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    #[inline]
     pub fn start() -> Self {
         Self(Instant::now())
     }

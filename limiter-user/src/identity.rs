@@ -10,6 +10,7 @@ pub mod key_file;
 pub mod key_follower;
 mod key_record;
 pub mod key_redis;
+mod recent;
 pub mod watch;
 
 pub use self::{
@@ -19,5 +20,6 @@ pub use self::{
     jwt::{Jwt, JwtWatch, Verified},
     key_file::{KeyLookup, KeyStore},
     key_follower::{FollowedKeys, KeyFollower},
+    recent::RecentKeys,
     watch::KeyWatch,
 };

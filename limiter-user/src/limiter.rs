@@ -5,6 +5,7 @@
 //! it holds it.
 
 mod decision;
+mod denials;
 mod select;
 mod turns;
 
@@ -12,7 +13,8 @@ use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
-use limiter_common::addr::SrcPrefixes;
+use denials::{Denial, Denials};
+use limiter_common::{addr::SrcPrefixes, time::UnixMicros};
 pub use select::{Attribute, Caller, Request, Subject};
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -21,11 +23,11 @@ use turns::Turns;
 
 use crate::{
     active::{Active, SharedActive},
-    clock::Clock,
+    clock::{Clock, Stopwatch},
     policy::Scratch,
     store::{
         Algorithm, CellOutcome, CellRef, Charge, Outcomes,
-        memory::{INLINE_CELLS, MemoryStore},
+        memory::{INLINE_CELLS, MemoryStore, Watched},
     },
 };
 
@@ -36,6 +38,8 @@ pub struct Limiter {
     turns: Arc<Turns>,
     clock: Arc<dyn Clock>,
     prefixes: SrcPrefixes,
+    /// `None` where nothing is remembered.
+    denials: Option<Denials>,
 }
 
 /// The counters that a request touches, and beside each the index of its rule. Inline as long as few rules match.
@@ -56,7 +60,14 @@ impl std::fmt::Debug for Limiter {
 impl Limiter {
     pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
         let turns = Turns::new(Arc::clone(&counters), Arc::clone(&clock));
-        Self { active, counters, turns, clock, prefixes }
+        let denials = Some(Denials::new(counters.capacity()));
+        Self { active, counters, turns, clock, prefixes, denials }
+    }
+
+    /// Looks at every counter for every request. The answers are the same: it is what remembering is measured against.
+    #[must_use]
+    pub fn remembering_nothing(self) -> Self {
+        Self { denials: None, ..self }
     }
 
     /// The policy that requests are decided by.
@@ -71,8 +82,16 @@ impl Limiter {
 
     /// Decides a request, and charges its counters when every enforced rule allows it.
     pub fn decide(&self, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
+        self.decide_at(self.clock.now(), request, scratch)
+    }
+
+    /// Like [`Self::decide`], of a request that began with this stopwatch: the clock is not read again.
+    pub fn decide_since(&self, begin: Stopwatch, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
+        self.decide_at(self.clock.at(begin), request, scratch)
+    }
+
+    fn decide_at(&self, now: UnixMicros, request: &Request<'_>, scratch: &mut Scratch) -> Decision {
         let active = self.active.load();
-        let now = self.clock.now();
         if let Some(kind) = select::bypass(&active.policy.bypass, request, scratch) {
             if request.charge == Charge::Commit {
                 active.bypassed.count(kind);
@@ -80,16 +99,28 @@ impl Limiter {
             let decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
             return Decision { bypass: Some(kind), ..decision };
         }
-        let mut touched = Touched::default();
-        self.touch(&active, request, scratch, &mut touched);
+        let plan = request.subject.plan(&active.policy.plans);
+        let matches = select::matches(&active.policy.endpoints, request, scratch);
+        let denials = self.denials.as_ref().filter(|_| Denials::are_of(request));
+        let caller = denials::Caller::of(request, self.prefixes);
+        let key = |denials: &Denials| denials.key(&active, request, self.prefixes, plan, &matches);
+        let known = denials.filter(|denials| denials.may_have(caller, now)).map(|denials| (denials, key(denials)));
+        if let Some(denial) = known.as_ref().and_then(|(denials, key)| denials.find(key, now, &self.counters)) {
+            return denial.answer(&active, request.subject.is_unauthenticated(), now);
+        }
+        let mut touched = Touched { plan, ..Touched::default() };
+        self.touch(&active, request, &matches, &mut touched);
         if touched.cells.is_empty() {
             return Decision::without_rule(request.subject.is_unauthenticated(), now);
         }
         let shapes = request.charge == Charge::Commit && touched.cells.iter().any(is_shaped);
         let queues = shapes.then(|| self.turns.lock());
-        let mut outcomes = Outcomes::new();
-        self.counters.decide_into(now, request.charge, &touched.cells, &mut outcomes);
-        let mut decision = decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
+        let (mut outcomes, mut watched) = (Outcomes::new(), Watched::default());
+        let remembering = denials.filter(|denials| denials.comes_back(caller));
+        let watching = remembering.map(|_| &mut watched);
+        self.counters.decide_into(now, request.charge, &touched.cells, &mut outcomes, watching);
+        let (mut decision, deciding) =
+            decision::conclude(request, now, &touched, &outcomes, &active.policy.rules, &active.metrics);
         if let Some(mut queues) = queues
             && !decision.is_refusal()
             && let Some((cell, outcome)) = longest_delay(&touched.cells, &outcomes)
@@ -97,13 +128,26 @@ impl Limiter {
             let turn = Instant::now() + Duration::from_micros(outcome.delay_us);
             decision.turn = Some(queues.join(&self.turns, cell.to_owned(), turn));
         }
+        if let (Some(denials), Some(deciding), true) = (denials, deciding, decision.is_refusal()) {
+            if remembering.is_none() {
+                denials.note(caller);
+            } else if let Some(denial) = Denial::new(now, &touched, &outcomes, &watched, (&decision, deciding), &active)
+            {
+                let key = known.map_or_else(|| key(denials), |(_, key)| key);
+                denials.remember(caller, &key, denial);
+            }
+        }
         decision
     }
 
-    fn touch<'a>(&self, active: &'a Active, request: &Request<'a>, scratch: &mut Scratch, touched: &mut Touched<'a>) {
-        touched.plan = request.subject.plan(&active.policy.plans);
-        let matches = select::matches(&active.policy.endpoints, request, scratch);
-        let rules = select::rules(active, &matches);
+    fn touch<'a>(
+        &self,
+        active: &'a Active,
+        request: &Request<'a>,
+        matches: &select::Matches,
+        touched: &mut Touched<'a>,
+    ) {
+        let rules = select::rules(active, matches);
         for &index in &rules {
             if let Some(cell) = select::cell(active, index, request, touched.plan, self.prefixes) {
                 touched.cells.push(cell);

@@ -103,6 +103,7 @@ pub struct Metrics {
     registry: Registry,
     checks: Family<CheckLabels, Counter>,
     bypassed: Family<BypassLabels, Counter>,
+    remembered: RememberedMetrics,
     check_duration: Durations<{ CHECK_BUCKETS_NS.len() }>,
     pushes: Family<PushLabels, Counter>,
     policy_reloads: Family<ReloadLabels, Counter>,
@@ -110,6 +111,20 @@ pub struct Metrics {
     events: [Counter; EventKind::ALL.len()],
     held_answers: Gauge,
     without_rule: [Counter; Kind::ALL.len()],
+}
+
+/// Denials that were remembered, whatever rules they are of.
+#[derive(Clone, Debug, Default)]
+pub struct RememberedMetrics(Counter);
+
+impl RememberedMetrics {
+    pub fn count(&self) {
+        self.0.inc();
+    }
+
+    pub fn counted(&self) -> u64 {
+        self.0.get()
+    }
 }
 
 /// Counters of one request rule, resolved once per policy.
@@ -199,6 +214,9 @@ impl Metrics {
         }
         let bypassed = Family::<BypassLabels, Counter>::default();
         registry.register("bypassed", "Requests that no limit applied to, by what lets them through", bypassed.clone());
+        let remembered = RememberedMetrics::default();
+        let help = "Denials given because the same request was denied before, without a look at its counters";
+        registry.register("remembered_denials", help, remembered.0.clone());
         let held_answers = Gauge::default();
         let help = "Requests that wait for their turn in a leaky bucket";
         registry.register("held_answers", help, held_answers.clone());
@@ -218,6 +236,7 @@ impl Metrics {
             registry,
             checks,
             bypassed,
+            remembered,
             check_duration,
             pushes,
             policy_reloads,
@@ -242,6 +261,10 @@ impl Metrics {
         let counter = |kind: &BypassKind| self.bypassed.get_or_create(&BypassLabels { kind: kind.as_str() }).clone();
         let counters = BypassKind::ALL.iter().map(counter).collect::<Vec<_>>();
         BypassMetrics(counters.try_into().unwrap_or_else(|_| unreachable!("one a kind")))
+    }
+
+    pub fn remembered(&self) -> RememberedMetrics {
+        self.remembered.clone()
     }
 
     pub fn decided_without_rule(&self, kind: Kind) {

@@ -34,6 +34,18 @@ pub struct Pressure {
     reports: Mutex<Reports>,
     shares: Mutex<HashMap<Arc<str>, Arc<Share>>>,
     counts: Counts,
+    changes: ShareChanges,
+}
+
+/// How often shares have changed: whoever remembers what followed from them sees that it may not follow any more.
+#[derive(Clone, Debug, Default)]
+pub struct ShareChanges(Arc<AtomicU64>);
+
+impl ShareChanges {
+    #[inline]
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// Reports since the start.
@@ -80,7 +92,13 @@ impl fmt::Debug for Pressure {
 
 impl Pressure {
     pub fn new(config: PressureConfig) -> Self {
-        Self { config, reports: Mutex::default(), shares: Mutex::default(), counts: Counts::default() }
+        Self {
+            config,
+            reports: Mutex::default(),
+            shares: Mutex::default(),
+            counts: Counts::default(),
+            changes: ShareChanges::default(),
+        }
     }
 
     /// Of which nobody ever hears.
@@ -116,6 +134,10 @@ impl Pressure {
             .map(|(kind, count)| (kind, count.load(Ordering::Relaxed)))
     }
 
+    pub fn share_changes(&self) -> ShareChanges {
+        self.changes.clone()
+    }
+
     /// What was known at the last step.
     pub fn reading(&self) -> Reading {
         self.reports.lock().reading()
@@ -146,14 +168,17 @@ impl Pressure {
     }
 
     /// One step of every rule that opted in, at `now_us` of the steps' own clock.
-    fn step(&self, active: &Active, now_us: u64) {
+    pub(crate) fn step(&self, active: &Active, now_us: u64) {
         let expires_us = u64::try_from(self.config.expires.as_micros()).unwrap_or(u64::MAX);
         let reading = self.reports.lock().read(now_us, expires_us);
         for (rule, tightened) in active.policy.rules.iter().zip(&active.shares) {
             let (Some(adaptive), Some(Tightened { share, aimd })) = (&rule.adaptive, tightened) else { continue };
             let state = State { share: share.get(), stepped_at_us: share.stepped_at_us.load(Ordering::Relaxed) };
             let next = aimd.step(state, reading.beside(adaptive), now_us);
-            share.share.store(next.share, Ordering::Relaxed);
+            if share.share.swap(next.share, Ordering::Relaxed) != next.share {
+                // After the share: what was remembered of it is not found under the next number.
+                self.changes.0.fetch_add(1, Ordering::Release);
+            }
             share.stepped_at_us.store(next.stepped_at_us, Ordering::Relaxed);
             if (state.share < FULL) != (next.share < FULL) {
                 let (is_tightened, share) = (next.share < FULL, next.share);

@@ -83,7 +83,7 @@ impl IdentityRef<'_> {
 
     /// The same for all counters of an identity.
     #[inline]
-    fn hash(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         // The hashes of keys and sessions are random to whoever does not have the secret.
         let of_secret = |id: &[u8; 16]| u64::from_le_bytes([id[0], id[1], id[2], id[3], id[4], id[5], id[6], id[7]]);
         match self {

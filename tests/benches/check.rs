@@ -25,6 +25,8 @@ const COUNTER_STEP: Goal = Goal::AtMost(1.0);
 const WHOLE_CHECK: Goal = Goal::AtMost(2.5);
 /// Decisions a second of two threads beside those of one.
 const TWO_THREADS: Goal = Goal::AtLeast(1.7);
+/// A denial that is remembered beside one that is not.
+const REMEMBERED: Goal = Goal::AtMost(1.0);
 /// Ten thousand endpoints beside ten.
 const FLAT: Goal = Goal::AtMost(1.3);
 
@@ -90,6 +92,11 @@ fn main() {
     }
     for checks in &checks {
         table.add(checks.denied(1), Beside::Governor, None);
+    }
+    for checks in &checks {
+        let [looked_at, remembered] = checks.abused();
+        let looked_at = table.add(looked_at, Beside::Governor, None);
+        table.add(remembered, Beside::Case(looked_at), Some(REMEMBERED));
     }
     let few = table.add(paths[0].case(), Beside::Nothing, None);
     table.add(paths[1].case(), Beside::Case(few), Some(FLAT));

@@ -49,6 +49,22 @@ pub fn gate(
     clock: Arc<dyn Clock>,
     counters: Arc<MemoryStore>,
 ) -> Gate {
+    gate_with(configuration, policy, keys, clock, counters, |limiter| limiter)
+}
+
+/// The same, of a limiter that `adapt` has made otherwise.
+///
+/// # Panics
+///
+/// As [`gate`] does.
+pub fn gate_with(
+    configuration: &str,
+    policy: &str,
+    keys: KeyStore,
+    clock: Arc<dyn Clock>,
+    counters: Arc<MemoryStore>,
+    adapt: impl FnOnce(Limiter) -> Limiter,
+) -> Gate {
     let text = format!("[node]\nid = \"here\"\n[xdp]\ninterfaces = []\n{configuration}");
     let config = Config::parse(Path::new("/limiter.toml"), &text, Environment::default()).expect("a configuration");
     let policy = Policy::parse(Path::new("/policy.toml"), policy).expect("a policy");
@@ -56,7 +72,7 @@ pub fn gate(
     let pressure = Arc::new(Pressure::new(config.api.pressure));
     let active = Active::derive(policy, &[], &metrics, &pressure, clock.now()).share();
     let prefixes = config.identity.prefixes;
-    let limiter = Limiter::new(active, counters, Arc::clone(&clock), prefixes);
+    let limiter = adapt(Limiter::new(active, counters, Arc::clone(&clock), prefixes));
     let jwt = config.identity.jwt.as_ref().map(|jwt| Jwt::load(jwt).expect("keys of tokens"));
     let callers = Callers::new(&config.identity, keys, true, jwt, clock).expect("callers");
     let host = Arc::new(HostAddresses::read().expect("the addresses of this host"));

@@ -85,6 +85,11 @@ fn a_key_is_held_to_its_plan_and_told_so_in_every_header() {
     assert_eq!(http::get(&setup.http(), "/v1/check?deny_status=200", &[]).expect("an answer").status, 400);
 
     assert_eq!(agent.metric("limiter_checks_total{rule=\"per-key\",decision=\"denied\",source=\"memory\"}"), 3.0);
+    assert_eq!(
+        agent.metric("limiter_remembered_denials_total"),
+        1.0,
+        "the second in a row is the first to be remembered"
+    );
     for text in [agent.setup().log(), http::get(&setup.admin(), "/metrics", &[]).expect("an answer").body] {
         assert!(!text.contains(&key), "an API key is never written");
     }

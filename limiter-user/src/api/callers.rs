@@ -19,7 +19,7 @@ use crate::{
     cli::validate,
     clock::Clock,
     config::{Config, ConfigErrors, IdentityConfig, IdentityKind},
-    identity::{ClientAddress, Jwt, KeyLookup, KeySecret, KeyStore, Verified, api_key::RandomError},
+    identity::{ClientAddress, Jwt, KeySecret, KeyStore, RecentKeys, Verified, api_key::RandomError},
     limiter::Caller,
     policy::Policy,
     store::SessionId,
@@ -34,7 +34,7 @@ pub struct Callers {
     api_key_header: HeaderName,
     api_key_query: Option<String>,
     session_cookie: Option<String>,
-    keys: ArcSwap<KeyStore>,
+    keys: ArcSwap<Keys>,
     /// `None` where tokens are the upstream's own.
     jwt: Option<ArcSwap<Jwt>>,
     clock: Arc<dyn Clock>,
@@ -43,6 +43,13 @@ pub struct Callers {
     /// What sessions are hashed with where no file says.
     own_secret: KeySecret,
     prefixes: SrcPrefixes,
+}
+
+/// The key store, and which of its keys were presented lately.
+#[derive(Debug)]
+struct Keys {
+    store: KeyStore,
+    recent: Arc<RecentKeys>,
 }
 
 impl fmt::Debug for Callers {
@@ -82,7 +89,7 @@ impl Callers {
             api_key_header: HeaderName::try_from(&*config.api_key_header)?,
             api_key_query: config.api_key_query.clone(),
             session_cookie: config.session_cookie.clone(),
-            keys: ArcSwap::from_pointee(keys),
+            keys: ArcSwap::from_pointee(Keys { recent: Arc::new(RecentKeys::new(keys.len())), store: keys }),
             jwt: jwt.map(ArcSwap::from_pointee),
             clock,
             keys_in_use: AtomicBool::new(keys_in_use),
@@ -93,7 +100,9 @@ impl Callers {
 
     /// Makes changed keys effective.
     pub fn replace_keys(&self, keys: KeyStore) {
-        self.keys.store(Arc::new(keys));
+        let recent = Arc::clone(&self.keys.load().recent);
+        let recent = if recent.has_room_for(keys.len()) { recent } else { Arc::new(RecentKeys::new(keys.len())) };
+        self.keys.store(Arc::new(Keys { store: keys, recent }));
         self.keys_in_use.store(true, Ordering::Relaxed);
     }
 
@@ -111,7 +120,8 @@ impl Callers {
     /// Whether `policy` fits the callers: every plan of a key is in it, and its rules are about what requests can present.
     pub fn check_policy(&self, config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
         let keys = self.keys.load();
-        let mut errors = validate::check_scopes(config, policy, &keys);
+        let keys = &keys.store;
+        let mut errors = validate::check_scopes(config, policy, keys);
         errors.extend(validate::check_packet_rules(config, policy));
         if self.identifies_by(IdentityKind::ApiKey) {
             errors.extend(keys.check_plans(policy));
@@ -158,9 +168,10 @@ impl Callers {
         if !self.uses_keys(active) {
             return Caller::Unauthenticated;
         }
-        match self.keys.load().lookup(api_key, self.clock.now()) {
-            KeyLookup::Known(owner) => Caller::Key(owner),
-            KeyLookup::Disabled(_) | KeyLookup::Unknown => Caller::Unauthenticated,
+        let keys = self.keys.load();
+        match keys.recent.owner(&keys.store, api_key) {
+            Some(owner) if !owner.has_ended(|| self.clock.now()) => Caller::Key(owner),
+            Some(_) | None => Caller::Unauthenticated,
         }
     }
 
@@ -183,7 +194,7 @@ impl Callers {
     }
 
     fn secret(&self, hash: impl FnOnce(&KeySecret) -> SessionId) -> SessionId {
-        hash(self.keys.load().secret().unwrap_or(&self.own_secret))
+        hash(self.keys.load().store.secret().unwrap_or(&self.own_secret))
     }
 
     fn api_key<'h>(

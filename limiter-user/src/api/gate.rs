@@ -142,7 +142,7 @@ impl Gate {
 
     pub fn decide(&self, request: &Request<'_>) -> Decision {
         let stopwatch = Stopwatch::start();
-        let decision = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide(request, scratch));
+        let decision = SCRATCH.with_borrow_mut(|scratch| self.limiter.decide_since(stopwatch, request, scratch));
         self.metrics.observe_check(stopwatch.elapsed());
         if let Some(top) = &self.top {
             top.saw_request(&request.subject.caller, decision.kind);

@@ -6,8 +6,12 @@
 use std::{
     borrow::Borrow,
     collections::{HashMap, HashSet},
+    fmt,
     hash::{Hash, Hasher},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use foldhash::fast::RandomState;
@@ -28,15 +32,38 @@ pub struct KeyOwner {
     pub plan: Option<Arc<str>>,
     /// When the key ends, which is no part of whose it is; the beginning of time for one that is disabled.
     ends: Option<UnixMicros>,
+    /// Half of a hash of the key as it was presented last, with a secret of this process; see `recent.rs`.
+    presented: Presented,
+}
+
+/// Never printed.
+#[derive(Default)]
+struct Presented(AtomicU64);
+
+impl fmt::Debug for Presented {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Presented")
+    }
 }
 
 impl KeyOwner {
     pub fn new(id: ApiKeyId, client: impl Into<Name>, plan: Option<Arc<str>>) -> Self {
-        Self { id, client: client.into(), plan, ends: None }
+        Self { id, client: client.into(), plan, ends: None, presented: Presented::default() }
     }
 
-    pub(super) fn has_ended(&self, now: UnixMicros) -> bool {
-        self.ends.is_some_and(|ends| now >= ends)
+    #[inline]
+    pub(super) fn is_presented_as(&self, hash: u64) -> bool {
+        self.presented.0.load(Ordering::Relaxed) == hash
+    }
+
+    pub(super) fn present_as(&self, hash: u64) {
+        self.presented.0.store(hash, Ordering::Relaxed);
+    }
+
+    /// Most keys do not end, and then nobody needs to know what time it is.
+    #[inline]
+    pub fn has_ended(&self, now: impl FnOnce() -> UnixMicros) -> bool {
+        self.ends.is_some_and(|ends| now() >= ends)
     }
 }
 

@@ -9,7 +9,10 @@ use std::{
     io::{self, ErrorKind, Write as _},
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -64,6 +67,18 @@ impl KeyEntry {
 pub struct KeyStore {
     secret: Option<KeySecret>,
     entries: Entries,
+    generation: Generation,
+}
+
+/// Another one for each key store.
+#[derive(Clone, Debug)]
+struct Generation(u64);
+
+impl Default for Generation {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// Whose key it is.
@@ -85,7 +100,7 @@ impl KeyStore {
         };
         match (entries, KeySecret::load(secret_file)) {
             (Ok(entries), Ok(secret)) if secret.is_some() || entries.is_empty() => {
-                Ok(Self { secret, entries: entries.into_values().collect() })
+                Ok(Self::new(secret, entries.into_values().collect()))
             }
             (Ok(_), Ok(_)) => {
                 let message = format!("is missing, and {} has keys that were hashed with it", key_file.display());
@@ -101,20 +116,27 @@ impl KeyStore {
     }
 
     /// Keys that were hashed with `secret`.
-    pub const fn new(secret: Option<KeySecret>, entries: Entries) -> Self {
-        Self { secret, entries }
+    pub fn new(secret: Option<KeySecret>, entries: Entries) -> Self {
+        Self { secret, entries, generation: Generation::default() }
+    }
+
+    pub(super) const fn generation(&self) -> u64 {
+        self.generation.0
     }
 
     /// Hashes the key once.
     pub fn lookup(&self, presented: &str, now: UnixMicros) -> KeyLookup {
-        let Some(secret) = self.secret.as_ref().filter(|_| presented.len() <= MAX_KEY_LEN) else {
-            return KeyLookup::Unknown;
-        };
-        match self.entries.owner(secret.id_of(presented)) {
-            Some(owner) if owner.has_ended(now) => KeyLookup::Disabled(owner.id),
+        match self.owner(presented) {
+            Some(owner) if owner.has_ended(|| now) => KeyLookup::Disabled(owner.id),
             Some(owner) => KeyLookup::Known(Arc::clone(owner)),
             None => KeyLookup::Unknown,
         }
+    }
+
+    /// Whose key it is, even if that has ended. Hashes the key once.
+    pub(super) fn owner(&self, presented: &str) -> Option<&Arc<KeyOwner>> {
+        let secret = self.secret.as_ref().filter(|_| presented.len() <= MAX_KEY_LEN)?;
+        self.entries.owner(secret.id_of(presented))
     }
 
     /// What keys, and sessions, are hashed with, if there is a file with it.

@@ -92,6 +92,7 @@ impl Decision {
     }
 }
 
+/// Also says which of the touched rules decided.
 pub(super) fn conclude(
     request: &Request<'_>,
     now: UnixMicros,
@@ -99,7 +100,7 @@ pub(super) fn conclude(
     outcomes: &[CellOutcome],
     rules: &[Rule],
     metrics: &[RuleMetrics],
-) -> Decision {
+) -> (Decision, Option<usize>) {
     let mut decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
     // How much each candidate presses: waits above remainders, longer waits and smaller remainders first.
     let mut worst: Option<(u64, usize)> = None;
@@ -133,7 +134,7 @@ pub(super) fn conclude(
         denied |= denies;
     }
     let Some((_, position)) = worst else {
-        return decision;
+        return (decision, None);
     };
     let (index, cell, outcome) = (touched.rules[position], &touched.cells[position], &outcomes[position]);
     let (is_tightened, fits_whole) = match rules[index].limit_for(request.subject.client(), touched.plan) {
@@ -163,5 +164,5 @@ pub(super) fn conclude(
         is_tightened,
         response: if denied { rules[index].response.clone() } else { None },
     });
-    decision
+    (decision, Some(position))
 }

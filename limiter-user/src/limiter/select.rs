@@ -60,6 +60,10 @@ impl Attribute {
     pub fn name(&self) -> &str {
         &self.text[..self.name_len]
     }
+
+    pub(super) fn as_text(&self) -> &str {
+        &self.text
+    }
 }
 
 /// One request as the engine sees it.
@@ -136,6 +140,16 @@ pub(super) struct Matches {
     found: SmallVec<[(Match, usize); INLINE_CELLS]>,
     /// By that number, the readings of its path.
     readings: SmallVec<[u8; 4]>,
+}
+
+impl Matches {
+    pub(super) fn found(&self) -> &[(Match, usize)] {
+        &self.found
+    }
+
+    pub(super) fn readings(&self) -> &[u8] {
+        &self.readings
+    }
 }
 
 pub(super) fn matches(endpoints: &Endpoints, request: &Request<'_>, scratch: &mut Scratch) -> Matches {

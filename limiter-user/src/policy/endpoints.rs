@@ -59,7 +59,7 @@ struct Group {
 #[derive(Clone, Default)]
 struct Node {
     // Only the policy decides what is in them, so that the hash need not withstand an adversary.
-    exact: HashMap<Box<[u8]>, u32, RandomState>,
+    exact: Exact,
     prefixes: HashMap<Box<[u8]>, u32, RandomState>,
     /// Lengths that occur in `prefixes`, so that a segment is looked up once for each.
     prefix_lens: Vec<usize>,
@@ -68,6 +68,42 @@ struct Node {
     /// Whether this node is the `rest` of another: it stays whatever segment comes.
     stays: bool,
     ends: Vec<End>,
+}
+
+/// Nodes by the segment that leads to them.
+#[derive(Clone, Default)]
+enum Exact {
+    #[default]
+    None,
+    /// As most nodes have, and then nothing is hashed.
+    One(Box<[u8]>, u32),
+    Many(HashMap<Box<[u8]>, u32, RandomState>),
+}
+
+impl Exact {
+    #[inline]
+    fn get(&self, segment: &[u8]) -> Option<u32> {
+        match self {
+            Self::None => None,
+            Self::One(name, node) => (**name == *segment).then_some(*node),
+            Self::Many(nodes) => nodes.get(segment).copied(),
+        }
+    }
+
+    fn get_or_insert(&mut self, name: Box<[u8]>, new: u32) -> u32 {
+        if let Some(node) = self.get(&name) {
+            return node;
+        }
+        *self = match std::mem::take(self) {
+            Self::None => Self::One(name, new),
+            Self::One(other, node) => Self::Many([(other, node), (name, new)].into_iter().collect()),
+            Self::Many(mut nodes) => {
+                nodes.insert(name, new);
+                Self::Many(nodes)
+            }
+        };
+        new
+    }
 }
 
 /// A pattern ends here.
@@ -183,7 +219,7 @@ impl Endpoints {
         let stays = step == Step::Rest;
         let node = &mut self.nodes[parent as usize];
         let child = match step {
-            Step::Exact(name) => *node.exact.entry(name).or_insert(new),
+            Step::Exact(name) => node.exact.get_or_insert(name, new),
             Step::Prefix(prefix) => {
                 if !node.prefix_lens.contains(&prefix.len()) {
                     node.prefix_lens.push(prefix.len());
@@ -251,6 +287,11 @@ impl Endpoints {
             return Found { matches: &scratch.matches, readings };
         }
         let methods = self.bits_of(method);
+        if scratch.split_plain(path.as_ref()) {
+            self.follow(path.as_ref(), reading, methods, scratch);
+            scratch.keep_most_specific();
+            return Found { matches: &scratch.matches, readings };
+        }
         let path = path_of(path.as_ref());
         if path.len() > MAX_PATH_LEN {
             let with_method = |(_, group): &(usize, &Group)| group.methods & methods != 0;
@@ -275,9 +316,7 @@ impl Endpoints {
         if seen.empty_segment && seen.dot_dot {
             walk(Reading { encoded_slash_separates: false, empty_segments_count: true });
         }
-        // Of the patterns of a group that match in one reading, the most specific.
-        scratch.matches.sort_unstable_by_key(|found| (found.group, found.reading, u32::MAX - found.rank));
-        scratch.matches.dedup_by_key(|found| (found.group, found.reading));
+        scratch.keep_most_specific();
         Found { matches: &scratch.matches, readings }
     }
 
@@ -292,6 +331,12 @@ impl Endpoints {
     /// Adds the groups of one reading of the path.
     fn walk(&self, path: &[u8], reading: Reading, methods: u64, scratch: &mut Scratch) -> Ambiguity {
         let seen = scratch.split(path, reading);
+        self.follow(path, reading, methods, scratch);
+        seen
+    }
+
+    /// Adds the groups that the segments lead to.
+    fn follow(&self, path: &[u8], reading: Reading, methods: u64, scratch: &mut Scratch) {
         let Scratch { decoded, segments, at, next, reached, round, matches } = scratch;
         let text: &[u8] = if decoded.is_empty() { path } else { decoded };
         reached.resize(self.nodes.len(), 0);
@@ -307,7 +352,7 @@ impl Endpoints {
                 if node.stays {
                     self.enter(index, next, reached, now);
                 }
-                if let Some(&child) = node.exact.get(segment) {
+                if let Some(child) = node.exact.get(segment) {
                     self.enter(child, next, reached, now);
                 }
                 for &len in &node.prefix_lens {
@@ -321,7 +366,7 @@ impl Endpoints {
             }
             std::mem::swap(at, next);
             if at.is_empty() {
-                return seen;
+                return;
             }
         }
         for &index in at.iter() {
@@ -329,7 +374,6 @@ impl Endpoints {
             let ends = ends.filter(|end| end.methods & methods != 0);
             matches.extend(ends.map(|end| Match { group: end.group, reading: reading.number(), rank: end.rank }));
         }
-        seen
     }
 
     /// Adds a node, and what it reaches without a segment, to the set of a round.
@@ -388,6 +432,50 @@ fn is_plain(path: &[u8]) -> bool {
 }
 
 impl Scratch {
+    /// Of the patterns of a group that match in one reading, the most specific.
+    #[inline]
+    fn keep_most_specific(&mut self) {
+        if self.matches.len() > 1 {
+            self.matches.sort_unstable_by_key(|found| (found.group, found.reading, u32::MAX - found.rank));
+            self.matches.dedup_by_key(|found| (found.group, found.reading));
+        }
+    }
+
+    /// Splits the path of a request target as all servers read it, in one pass: one that begins with a slash, has nothing
+    /// encoded and no dot segments, as most are. `false` for any other.
+    fn split_plain(&mut self, target: &[u8]) -> bool {
+        self.decoded.clear();
+        self.segments.clear();
+        if target.first() != Some(&b'/') {
+            return false;
+        }
+        let (mut start, mut end) = (1, target.len());
+        for (at, byte) in target.iter().enumerate().skip(1) {
+            match byte {
+                b'/' if !self.push_plain(target, (start, at)) => return false,
+                b'/' => start = at + 1,
+                b'%' => return false,
+                b'?' | b'#' => {
+                    end = at;
+                    break;
+                }
+                _ if at > MAX_PATH_LEN => return false,
+                _ => {}
+            }
+        }
+        end <= MAX_PATH_LEN && self.push_plain(target, (start, end))
+    }
+
+    /// An empty segment counts for nothing; `false` for dots.
+    #[inline]
+    fn push_plain(&mut self, target: &[u8], (start, end): (usize, usize)) -> bool {
+        let segment = &target[start..end];
+        if !segment.is_empty() {
+            self.segments.push((start, end));
+        }
+        !matches!(segment, b"." | b"..")
+    }
+
     /// Splits a path into segments as `reading` says, with dots resolved.
     fn split(&mut self, path: &[u8], reading: Reading) -> Ambiguity {
         let mut seen = Ambiguity::default();

@@ -209,6 +209,24 @@ impl Algorithm {
         }
     }
 
+    /// How much more could be taken from a counter that allows `cost`, and it would still allow it, then and later: units,
+    /// or for a bucket nanoseconds of its time.
+    pub(super) fn room(&self, view: View, now_us: u64, cost: u64) -> u64 {
+        let of_bucket = |bucket: &Bucket, most_ns: u64, tat_ns: u64| {
+            let place = bucket.fill_ns().saturating_sub(bucket.increment_ns(cost));
+            place.min(most_ns).saturating_sub(bucket.ahead_ns(tat_ns, in_ns(now_us)))
+        };
+        match (self, view) {
+            (Self::TokenBucket { bucket, .. }, View::Bucket { tat_ns }) => of_bucket(bucket, u64::MAX, tat_ns),
+            (Self::LeakyBucket { bucket, .. }, View::Bucket { tat_ns }) => {
+                of_bucket(bucket.bucket(), in_ns(bucket.max_delay_us()), tat_ns)
+            }
+            (_, View::Windows(_) | View::Bucket { .. } | View::Log { .. }) => {
+                self.remaining(view, now_us).saturating_sub(cost)
+            }
+        }
+    }
+
     #[inline]
     pub fn remaining(&self, view: View, now_us: u64) -> u64 {
         match (self, view) {

@@ -8,7 +8,8 @@ use limiter_common::{
     sliding_window::{Counts, Window},
 };
 
-use self::{bucket::BucketState, log::LogState, windows::WindowState};
+pub(super) use self::watch::Print;
+use self::{bucket::BucketState, log::LogState, watch::Watch, windows::WindowState};
 use super::{
     CounterKey,
     algorithm::{Algorithm, Kind, View, in_ns},
@@ -16,6 +17,7 @@ use super::{
 
 mod bucket;
 mod log;
+mod watch;
 mod windows;
 
 /// What one node has admitted on one counter: totals, not differences. Sending them twice changes nothing, and whatever a
@@ -93,9 +95,9 @@ pub enum SharedCounts {
 /// The small numbers beside the state fill what would be padding: a counter is as small as its large ones.
 #[derive(Clone, Debug)]
 enum State {
-    Windows { tag: u32, charges: u8, counts: WindowState },
-    Bucket { tag: u32, charges: u8, bucket: BucketState },
-    Log { tag: u32, charges: u8, log: Box<LogState> },
+    Windows { tag: u32, charges: u8, watch: Watch, counts: WindowState },
+    Bucket { tag: u32, charges: u8, watch: Watch, bucket: BucketState },
+    Log { tag: u32, charges: u8, watch: Watch, log: Box<LogState> },
 }
 
 #[derive(Clone, Debug)]
@@ -110,10 +112,13 @@ impl Counter {
     pub(super) fn new(algorithm: &Algorithm, now_us: u64, tag: u32) -> Self {
         let state = match algorithm.kind() {
             Kind::Windows => {
-                State::Windows { tag, charges: 0, counts: WindowState::new(now_us / algorithm.window_us()) }
+                let counts = WindowState::new(now_us / algorithm.window_us());
+                State::Windows { tag, charges: 0, watch: Watch::NOBODY, counts }
             }
-            Kind::Bucket(bucket) => State::Bucket { tag, charges: 0, bucket: BucketState::new(bucket, 0) },
-            Kind::Log(_) => State::Log { tag, charges: 0, log: Box::default() },
+            Kind::Bucket(bucket) => {
+                State::Bucket { tag, charges: 0, watch: Watch::NOBODY, bucket: BucketState::new(bucket, 0) }
+            }
+            Kind::Log(_) => State::Log { tag, charges: 0, watch: Watch::NOBODY, log: Box::default() },
         };
         Self { window_us: algorithm.window_us(), state }
     }
@@ -187,22 +192,24 @@ impl Counter {
         let late = self.unconfirmed();
         let window_us = algorithm.window_us();
         let old = Window { window_us: self.window_us, ceiling: 0 };
-        let (tag, charges, taken) = match &mut self.state {
-            State::Windows { tag, charges, counts } => {
+        let (tag, charges, watch, taken) = match &mut self.state {
+            State::Windows { tag, charges, watch, counts } => {
                 counts.move_to(self.window_us, self.window_us, now_us);
-                (*tag, *charges, old.estimate(&counts.counts(), now_us))
+                (*tag, *charges, *watch, old.estimate(&counts.counts(), now_us))
             }
-            State::Bucket { tag, charges, bucket } => (*tag, *charges, bucket.taken_units(now_us)),
-            State::Log { tag, charges, log } => (*tag, *charges, log.used(&old, now_us)),
+            State::Bucket { tag, charges, watch, bucket } => (*tag, *charges, *watch, bucket.taken_units(now_us)),
+            State::Log { tag, charges, watch, log } => (*tag, *charges, *watch, log.used(&old, now_us)),
         };
         let tag = next_tag(tag);
         self.state = match algorithm.kind() {
-            Kind::Windows => State::Windows { tag, charges, counts: WindowState::of_others(now_us / window_us, taken) },
+            Kind::Windows => {
+                State::Windows { tag, charges, watch, counts: WindowState::of_others(now_us / window_us, taken) }
+            }
             Kind::Bucket(bucket) => {
                 let tat_ns = bucket.taken(0, in_ns(now_us), taken.min(bucket.burst()));
-                State::Bucket { tag, charges, bucket: BucketState::new(bucket, tat_ns) }
+                State::Bucket { tag, charges, watch, bucket: BucketState::new(bucket, tat_ns) }
             }
-            Kind::Log(_) => State::Log { tag, charges, log: Box::new(LogState::of_others(now_us, taken)) },
+            Kind::Log(_) => State::Log { tag, charges, watch, log: Box::new(LogState::of_others(now_us, taken)) },
         };
         self.window_us = window_us;
         late
@@ -229,6 +236,61 @@ impl Counter {
             (State::Bucket { bucket: state, .. }, Some(bucket)) => state.give_back(bucket, now_us, cost),
             (State::Log { tag, log, .. }, _) => log.give_back(*tag, cost),
             (State::Bucket { .. }, None) => {}
+        }
+    }
+
+    #[inline]
+    const fn watch_mut(&mut self) -> &mut Watch {
+        let (State::Windows { watch, .. } | State::Bucket { watch, .. } | State::Log { watch, .. }) = &mut self.state;
+        watch
+    }
+
+    /// Whether somebody drew a conclusion from what the counter says.
+    #[inline]
+    pub(super) const fn is_watched(&self) -> bool {
+        let (State::Windows { watch, .. } | State::Bucket { watch, .. } | State::Log { watch, .. }) = &self.state;
+        watch.is_kept()
+    }
+
+    /// Somebody draws a conclusion from what the counter says to a request: that it has `room` beside what that needs, or
+    /// that it denies, which every change may end. See [`Algorithm::room`].
+    pub(super) const fn watch(&mut self, room: Option<u64>) {
+        let is_bucket = matches!(self.state, State::Bucket { .. });
+        self.watch_mut().keep(room, is_bucket);
+    }
+
+    /// Nobody watches any more.
+    pub(super) const fn forget_watch(&mut self) {
+        *self.watch_mut() = Watch::NOBODY;
+    }
+
+    /// Takes the cost of a charge from what watchers leave open. Returns whether that is too much for one of them.
+    #[inline]
+    pub(super) fn outgrows_watch(&mut self, algorithm: &Algorithm, cost: u64) -> bool {
+        let cost = match algorithm.bucket() {
+            Some(bucket) => bucket.increment_ns(cost),
+            None => cost,
+        };
+        let is_bucket = matches!(self.state, State::Bucket { .. });
+        !self.watch_mut().take(cost, is_bucket)
+    }
+
+    /// What differs when anything has happened to the counter but that time went by.
+    pub(super) fn print(&self) -> Print {
+        match &self.state {
+            State::Windows { counts, .. } => Print::of_counts(&counts.counts(), self.window_us),
+            State::Bucket { bucket, .. } => Print::of_bucket(bucket.tat_ns()),
+            State::Log { log, .. } => Print::of_log(log.admissions()),
+        }
+    }
+
+    /// When time alone makes something else of the counter: at the end of its window, or when an admission leaves the log.
+    /// 0 where it always does.
+    pub(super) fn changes_us(&self, now_us: u64) -> u64 {
+        match &self.state {
+            State::Windows { counts, .. } => counts.ends_us(self.window_us),
+            State::Bucket { .. } => u64::MAX,
+            State::Log { log, .. } => log.first_leaves_us(self.window_us, now_us),
         }
     }
 

@@ -12,7 +12,8 @@ use std::{
 use limiter_common::time::UnixMicros;
 use parking_lot::{Mutex, MutexGuard};
 
-use self::{index::KeyHash, shard::Shard};
+pub use self::watch::{Moment, Watched};
+use self::{index::KeyHash, shard::Shard, watch::Changes};
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
     counter::{OwnTotals, SharedCounts},
@@ -24,6 +25,7 @@ mod index;
 mod shard;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 /// Enough that two cores rarely want the same lock.
 const MAX_SHARDS: usize = 64;
@@ -58,6 +60,8 @@ pub struct MemoryStats {
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     shards: Box<[Locked]>,
+    changes: Arc<Changes>,
+    capacity: usize,
 }
 
 /// Apart from its neighbours, so that two threads with different shards do not wait for each other's cache lines.
@@ -95,13 +99,20 @@ impl MemoryStore {
         let count = 1 << wanted.ilog2();
         // Another for each store, since the tags of counters come of it: the operating system's.
         let random = RandomState::new();
-        let shard = |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number));
+        let changes = Arc::new(Changes::new());
+        let shard =
+            |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number), Arc::clone(&changes));
         let shard = |number| Locked(Mutex::new(shard(number)));
-        Self { clock, shards: (0..count).map(shard).collect() }
+        Self { clock, shards: (0..count).map(shard).collect(), changes, capacity: max_counters }
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// The most counters that it may hold.
+    pub const fn capacity(&self) -> usize {
+        self.capacity
     }
 
     fn shard_of(&self, hash: KeyHash) -> MutexGuard<'_, Shard> {

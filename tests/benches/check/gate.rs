@@ -7,7 +7,7 @@ use limiter_tests::{bench::Case, in_process};
 use limiter_user::{
     api::gate::Gate,
     clock::{Clock, SharedClock},
-    limiter::Kind,
+    limiter::{Kind, Limiter},
     store::memory::MemoryStore,
 };
 
@@ -19,6 +19,9 @@ use crate::{
 
 /// A round of a few milliseconds, in many of which nothing else wants the CPU.
 const REPEAT: u32 = CLIENTS / 50;
+static API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// Clients that do not stop.
+const ABUSIVE: u32 = 500;
 const PATH: &str = "/api/v1/service7/items/4711?page=2";
 const ENDPOINTS: usize = 100;
 const KEY_LEN: usize = 46;
@@ -31,22 +34,27 @@ pub(crate) struct Checks {
     roomy: Gate,
     /// Lets nothing pass but what has passed already.
     spent: Gate,
+    /// The same, and looks at every counter for every request.
+    forgetful: Gate,
     turns: Turns,
 }
 
 impl Checks {
     pub(crate) fn new(clients: &Clients, rules: usize) -> Self {
         let keys: Vec<String> = (0..CLIENTS).map(|client| format!("lk_{client:043}")).collect();
-        let (roomy, spent) = (gate(clients, &keys, rules, 1_000_000), gate(clients, &keys, rules, 1));
+        let gate = |limit, adapt| gate(clients, &keys, (rules, limit), adapt);
+        let (roomy, spent) = (gate(1_000_000, remembering), gate(1, remembering));
+        let forgetful = gate(1, Limiter::remembering_nothing);
         // One after the other in memory, for they come out of a socket and are in the cache.
         let in_order = (0..CLIENTS as usize).map(|turn| keys[clients.at(turn)].clone()).collect::<Vec<_>>().join("");
         let in_order: &'static str = in_order.leak();
         let key = |turn: usize| HeaderValue::from_static(&in_order[turn * KEY_LEN..][..KEY_LEN]);
         let keys = (0..CLIENTS as usize).map(key).collect();
-        let checks = Self { rules, keys, roomy, spent, turns: clients.turns() };
+        let checks = Self { rules, keys, roomy, spent, forgetful, turns: clients.turns() };
         for turn in 0..CLIENTS as usize {
             checks.ask(&checks.roomy, &mut headers(), turn, Kind::Allowed);
             checks.ask(&checks.spent, &mut headers(), turn, Kind::Allowed);
+            checks.ask(&checks.forgetful, &mut headers(), turn, Kind::Allowed);
         }
         checks
     }
@@ -59,8 +67,23 @@ impl Checks {
         self.case("allowed", &self.roomy, Kind::Allowed, threads)
     }
 
+    /// Of so many clients that what is remembered of one is gone when its turn comes again.
     pub(crate) fn denied(&self, threads: usize) -> Case<'_> {
         self.case("denied", &self.spent, Kind::Denied, threads)
+    }
+
+    /// A few clients that do not stop: what each of their requests costs where every counter is looked at, and where denials
+    /// are remembered.
+    pub(crate) fn abused(&self) -> [Case<'_>; 2] {
+        let case = |how, gate| {
+            let name = format!("whole check, {} rules, denied again, {how}", self.rules);
+            Case::new(name, ABUSIVE * 2, move |repeat| {
+                threads::over(1, 0..repeat as usize, headers, |headers: &mut HeaderMap, turn| {
+                    self.ask(gate, headers, turn % ABUSIVE as usize, Kind::Denied);
+                })
+            })
+        };
+        [case("looked at", &self.forgetful), case("remembered", &self.spent)]
     }
 
     fn case<'c>(&'c self, name: &str, gate: &'c Gate, kind: Kind, threads: usize) -> Case<'c> {
@@ -75,7 +98,7 @@ impl Checks {
     }
 
     fn ask(&self, gate: &Gate, headers: &mut HeaderMap, turn: usize, kind: Kind) {
-        headers.get_mut("x-api-key").expect("it is there").clone_from(&self.keys[turn]);
+        headers.get_mut(&API_KEY).expect("it is there").clone_from(&self.keys[turn]);
         assert_eq!(in_process::check(gate, headers, PATH), kind);
     }
 }
@@ -111,9 +134,13 @@ fn policy(rules: usize, limit: u32) -> String {
     text
 }
 
-fn gate(clients: &Clients, keys: &[String], rules: usize, limit: u32) -> Gate {
+fn remembering(limiter: Limiter) -> Limiter {
+    limiter
+}
+
+fn gate(clients: &Clients, keys: &[String], (rules, limit): (usize, u32), adapt: fn(Limiter) -> Limiter) -> Gate {
     let clock: Arc<dyn Clock> = Arc::new(SharedClock::new());
     let counters = Arc::new(MemoryStore::new(Arc::clone(&clock), 4_000_000));
     let pairs = keys.iter().map(String::as_str).zip(clients.ids.iter().map(|id| &**id));
-    in_process::gate("", &policy(rules, limit), in_process::key_store(pairs), clock, counters)
+    in_process::gate_with("", &policy(rules, limit), in_process::key_store(pairs), clock, counters, adapt)
 }

@@ -83,6 +83,16 @@ impl LogState {
         }
     }
 
+    /// When the first admission leaves the window; 0 where a clock has stepped back before some, which leave later and later
+    /// then.
+    pub(super) fn first_leaves_us(&self, window_us: u64, now_us: u64) -> u64 {
+        match (self.entries.first(), self.entries.last()) {
+            (_, Some(last)) if last.admission.at_us > now_us => 0,
+            (Some(first), _) => first.admission.at_us.saturating_add(window_us),
+            (None, _) => u64::MAX,
+        }
+    }
+
     pub(super) fn expires_us(&self, window_us: u64) -> u64 {
         self.entries.last().map_or(0, |last| last.admission.at_us.saturating_add(window_us))
     }

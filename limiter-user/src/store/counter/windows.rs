@@ -109,6 +109,10 @@ impl WindowState {
         self.own.previous = self.own.previous.saturating_sub(cost - of_current);
     }
 
+    pub(super) const fn ends_us(&self, window_us: u64) -> u64 {
+        self.index.saturating_add(1).saturating_mul(window_us)
+    }
+
     pub(super) const fn expires_us(&self, window_us: u64) -> u64 {
         self.index.saturating_add(2).saturating_mul(window_us)
     }

@@ -8,6 +8,7 @@ use super::{
     INLINE_CELLS, MemoryStore,
     index::KeyHash,
     shard::{Shard, SlotIndex},
+    watch::{Moment, Watched},
 };
 use crate::store::{AsCell, CellOutcome, CellRef, Charge, Outcomes, algorithm::View, passes, taken_before};
 
@@ -33,22 +34,40 @@ impl MemoryStore {
     /// `now` should be of this store's clock, and may be a little older than that of a request decided before.
     pub fn decide<C: AsCell>(&self, now: UnixMicros, charge: Charge, cells: &[C]) -> Outcomes {
         let mut outcomes = Outcomes::new();
-        self.decide_into(now, charge, cells, &mut outcomes);
+        self.decide_into(now, charge, cells, &mut outcomes, None);
         outcomes
     }
 
-    /// Like [`Self::decide`], into what may be large.
-    pub fn decide_into<C: AsCell>(&self, now: UnixMicros, charge: Charge, cells: &[C], outcomes: &mut Outcomes) {
+    /// Like [`Self::decide`], into what may be large. Where the request is denied, `watched` is told by what.
+    pub fn decide_into<C: AsCell>(
+        &self,
+        now: UnixMicros,
+        charge: Charge,
+        cells: &[C],
+        outcomes: &mut Outcomes,
+        watched: Option<&mut Watched>,
+    ) {
         outcomes.clear();
         match cells {
-            [cell] => outcomes.push(self.decide_one(now, charge, &cell.as_cell())),
-            _ => self.decide_all(now.get(), charge, cells, outcomes),
+            [cell] => outcomes.push(self.decide_single(now, charge, &cell.as_cell(), watched)),
+            _ => self.decide_all(now.get(), charge, cells, outcomes, watched),
         }
     }
 
     /// A request with one counter.
     #[inline]
     pub fn decide_one(&self, now: UnixMicros, charge: Charge, cell: &CellRef<'_>) -> CellOutcome {
+        self.decide_single(now, charge, cell, None)
+    }
+
+    #[inline]
+    fn decide_single(
+        &self,
+        now: UnixMicros,
+        charge: Charge,
+        cell: &CellRef<'_>,
+        watched: Option<&mut Watched>,
+    ) -> CellOutcome {
         let (now_us, algorithm) = (now.get(), &cell.algorithm);
         let hash = KeyHash::of(cell);
         let mut shard = self.shard_of(hash);
@@ -64,13 +83,24 @@ impl MemoryStore {
                 None => shard.charge_new(hash, cell, now_us),
             }
             view = algorithm.taken(view, now_us, cell.cost);
+        } else if let Some(watched) = watched {
+            watched.changes_us = shard.watch(hash, slot, None, now_us).min(denies_until(cell, view, now_us));
+            watched.views.push(view);
+            watched.moment = Moment::of(&self.changes, &[hash]);
         }
         drop(shard);
         let (remaining, reset_us) = (algorithm.remaining(view, now_us), algorithm.reset_us(view, now_us));
         CellOutcome { outcome, remaining, reset_us, delay_us }
     }
 
-    fn decide_all<C: AsCell>(&self, now_us: u64, charge: Charge, cells: &[C], outcomes: &mut Outcomes) {
+    fn decide_all<C: AsCell>(
+        &self,
+        now_us: u64,
+        charge: Charge,
+        cells: &[C],
+        outcomes: &mut Outcomes,
+        watched: Option<&mut Watched>,
+    ) {
         let hashes: Hashes = cells.iter().map(|cell| KeyHash::of(&cell.as_cell())).collect();
         // A counter that appears twice in a request has to hold the sum.
         let has_twins = (1..hashes.len()).any(|number| hashes[..number].contains(&hashes[number]));
@@ -97,6 +127,9 @@ impl MemoryStore {
         let charged = charge == Charge::Commit && passes(cells, outcomes);
         if charged {
             charge_all(cells, &hashes, &places, outcomes, &mut locks, now_us);
+        } else if let Some(watched) = watched.filter(|_| !has_twins) {
+            watch_all(cells, &hashes, &places, outcomes, &mut locks, now_us, watched);
+            watched.moment = Moment::of(&self.changes, &hashes);
         }
         drop(locks);
 
@@ -127,6 +160,47 @@ impl MemoryStore {
             Place { lock, slot: None, view: View::default() }
         }));
         order.iter().map(|&shard| self.shards[shard].lock()).collect()
+    }
+}
+
+/// Until when a counter that denies can say the same, if there is one or none: what is left of a window, and when that
+/// ends.
+fn denies_until(cell: &CellRef<'_>, view: View, now_us: u64) -> u64 {
+    match view {
+        View::Windows(_) => cell.algorithm.reset_us(view, now_us),
+        View::Bucket { .. } => u64::MAX,
+        // Nothing is in it: it ends now, whenever it is asked.
+        View::Log { reset_us, .. } => {
+            if reset_us > now_us {
+                u64::MAX
+            } else {
+                0
+            }
+        }
+    }
+}
+
+/// Marks every counter of a denied request: who denies must not change, and who allows must not come to deny.
+fn watch_all<C: AsCell>(
+    cells: &[C],
+    hashes: &[KeyHash],
+    places: &[Place],
+    outcomes: &[CellOutcome],
+    locks: &mut [MutexGuard<'_, Shard>],
+    now_us: u64,
+    watched: &mut Watched,
+) {
+    watched.changes_us = u64::MAX;
+    for (((cell, hash), place), outcome) in cells.iter().zip(hashes).zip(places).zip(outcomes) {
+        let cell = cell.as_cell();
+        let allows = outcome.outcome == Outcome::Allowed;
+        let room = allows.then(|| cell.algorithm.room(place.view, now_us, cell.cost));
+        let mut changes_us = locks[place.lock].watch(*hash, place.slot, room, now_us);
+        if !allows {
+            changes_us = changes_us.min(denies_until(&cell, place.view, now_us));
+        }
+        watched.changes_us = watched.changes_us.min(changes_us);
+        watched.views.push(place.view);
     }
 }
 

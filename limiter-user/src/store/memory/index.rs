@@ -36,6 +36,13 @@ impl KeyHash {
         usize::try_from(self.0 >> (u64::BITS - SHARD_BITS)).unwrap_or(0) & (shards - 1)
     }
 
+    /// One of `places`, a power of two: the same for all counters of an identity.
+    #[inline]
+    pub(super) fn of_identity(self, places: usize) -> usize {
+        const IDENTITY_FROM: u32 = RANGE.trailing_zeros();
+        usize::try_from(self.0 & u64::from(u32::MAX)).unwrap_or(0) >> IDENTITY_FROM & (places - 1)
+    }
+
     #[inline]
     fn tag(self) -> u64 {
         self.0 >> 32

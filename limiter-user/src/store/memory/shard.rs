@@ -10,6 +10,7 @@ use std::{
 use super::{
     MemoryStats,
     index::{Index, KeyHash},
+    watch::Changes,
 };
 use crate::store::{
     CellRef, Charge, CounterKey,
@@ -188,10 +189,12 @@ pub(super) struct Shard {
     expired: u64,
     late_units: u64,
     evicted_unconfirmed_units: u64,
+    /// Told when a counter that is watched changes.
+    changes: Arc<Changes>,
 }
 
 impl Shard {
-    pub(super) fn new(capacity: usize, shared: bool, seed: u64) -> Self {
+    pub(super) fn new(capacity: usize, shared: bool, seed: u64, changes: Arc<Changes>) -> Self {
         Self {
             capacity: capacity.clamp(1, u32::MAX as usize),
             shared,
@@ -206,6 +209,7 @@ impl Shard {
             expired: 0,
             late_units: 0,
             evicted_unconfirmed_units: 0,
+            changes,
         }
     }
 
@@ -239,10 +243,38 @@ impl Shard {
         if charge == Charge::Peek {
             return counter.peek(algorithm, now_us, need);
         }
+        let before = counter.is_watched().then(|| counter.print());
         let late = counter.move_to(algorithm, now_us);
         let view = counter.view(algorithm, now_us, need);
+        if before.is_some_and(|before| before != counter.print()) {
+            self.tell_watchers(slot);
+        }
         self.count_late(late);
         view
+    }
+
+    /// Somebody draws a conclusion from what the counter says to a cell: that it denies, or with `room` that it allows.
+    /// Returns when time alone makes something else of the counter.
+    pub(super) fn watch(&mut self, hash: KeyHash, slot: Option<SlotIndex>, room: Option<u64>, now_us: u64) -> u64 {
+        match slot.and_then(|slot| self.slots.get_mut(slot)) {
+            Some(Entry { counter, .. }) => {
+                counter.watch(room);
+                counter.changes_us(now_us)
+            }
+            None => {
+                self.changes.watch_for_new(hash);
+                u64::MAX
+            }
+        }
+    }
+
+    /// Nobody relies any more on what was concluded from this counter.
+    #[cold]
+    fn tell_watchers(&mut self, slot: Option<SlotIndex>) {
+        if let Some(entry) = slot.and_then(|slot| self.slots.get_mut(slot)) {
+            entry.counter.forget_watch();
+            self.changes.count(KeyHash::of_key(&entry.key));
+        }
     }
 
     /// The counter must have been moved to the request.
@@ -250,6 +282,9 @@ impl Shard {
     pub(super) fn charge(&mut self, slot: SlotIndex, algorithm: &Algorithm, now_us: u64, cost: u64) {
         if let Some(entry) = self.slots.get_mut(slot) {
             entry.counter.charge(algorithm, now_us, cost);
+            if entry.counter.is_watched() && entry.counter.outgrows_watch(algorithm, cost) {
+                self.tell_watchers(Some(slot));
+            }
             self.enqueue(slot);
         }
     }
@@ -268,6 +303,9 @@ impl Shard {
     pub(super) fn give_back(&mut self, slot: SlotIndex, algorithm: &Algorithm, now_us: u64, cost: u64) {
         if let Some(entry) = self.slots.get_mut(slot) {
             entry.counter.give_back(algorithm, now_us, cost);
+            if entry.counter.is_watched() {
+                self.tell_watchers(Some(slot));
+            }
             self.enqueue(slot);
         }
     }
@@ -286,6 +324,7 @@ impl Shard {
         let slots = &self.slots;
         self.index.insert(hash, slot, |slot| slots.hash_of(slot));
         self.newcomers.join(slot);
+        self.changes.came(hash);
         slot
     }
 
@@ -350,6 +389,9 @@ impl Shard {
         let slots = &self.slots;
         self.index.remove(slots.hash_of(slot), slot, |slot| slots.hash_of(slot));
         let entry = self.slots.take(slot)?;
+        if entry.counter.is_watched() {
+            self.changes.count(KeyHash::of_key(&entry.key));
+        }
         self.free.push(slot);
         Some(entry)
     }
@@ -396,7 +438,12 @@ impl Shard {
             && let Some(slot) = self.queue.next()
         {
             let Some(entry) = self.slots.get_mut(slot) else { continue };
+            let before = entry.counter.is_watched().then(|| entry.counter.print());
             let late = entry.counter.advance_to(now_us);
+            if before.is_some_and(|before| before != entry.counter.print()) {
+                entry.counter.forget_watch();
+                self.changes.count(KeyHash::of_key(&entry.key));
+            }
             // What had to be sent belongs to windows that are over.
             if entry.counter.has_own_counts() {
                 out.push(entry.counter.own_totals(entry.key.clone()));
@@ -426,7 +473,11 @@ impl Shard {
     pub(super) fn learn(&mut self, hash: KeyHash, sent: &OwnTotals, shared: &SharedCounts, now_us: u64) {
         let Some(slot) = self.find_key(hash, &sent.key) else { return };
         let Some(entry) = self.slots.get_mut(slot) else { return };
+        let before = entry.counter.is_watched().then(|| entry.counter.print());
         let (late, more) = entry.counter.learn(sent, shared, now_us);
+        if before.is_some_and(|before| before != entry.counter.print()) {
+            self.tell_watchers(Some(slot));
+        }
         self.count_late(late);
         if more {
             self.enqueue(slot);
