@@ -450,7 +450,7 @@ fn bad_policies_are_refused_with_line_and_key() {
         (limit("costs = 2"), "8: rules[0].costs: unknown field: did you mean \"cost\"?"),
         (
             "[[rules]]\nid = \"r\"\nscope = \"city\"\nwindow = \"1s\"\nlimit = 1".into(),
-            "3: rules[0].scope: \"city\" is not one of \"user\", \"key\", \"session\", \"ip\", \"global\"",
+            "3: rules[0].scope: \"city\" is not one of \"user\", \"key\", \"session\", \"ip\", \"global\", \"attribute:NAME\"",
         ),
         (
             "[[rules]]\nid = \"a/b\"\nscope = \"ip\"\nwindow = \"1s\"\nlimit = 1".into(),
