@@ -52,9 +52,9 @@ const BATCH: usize = 512;
 /// How long a question may take. Requests do not wait so long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Questions in a row that failed, and the time without an answer, after which Redis is taken to be away: one that is lost or
-/// late is no reason to use what nobody has counted.
+/// late is no reason to use what nobody has counted. Where there is a breaker, it knows sooner.
 const FAILURES_UNTIL_AWAY: u64 = 5;
-const AWAY_AFTER: Duration = Duration::from_secs(1);
+const AWAY_AFTER: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
