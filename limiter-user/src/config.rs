@@ -154,7 +154,7 @@ pub struct StoreConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreKind {
     Memory,
-    Redis(RedisConfig),
+    Redis(Box<RedisConfig>),
 }
 
 #[derive(Clone, Debug)]
@@ -184,7 +184,7 @@ pub struct IdentityConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyStoreKind {
     File,
-    Redis(RedisConfig),
+    Redis(Box<RedisConfig>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,7 +246,7 @@ pub struct Checked {
 
 impl Config {
     /// The Redis that anything is in.
-    pub const fn redis(&self) -> Option<&RedisConfig> {
+    pub fn redis(&self) -> Option<&RedisConfig> {
         match (&self.store.kind, &self.identity.key_store) {
             (StoreKind::Redis(redis), _) | (StoreKind::Memory, KeyStoreKind::Redis(redis)) => Some(redis),
             (StoreKind::Memory, KeyStoreKind::File) => None,
@@ -533,7 +533,7 @@ fn store(raw: &RawStore<'_>, folder: &Path) -> (StoreConfig, Option<RedisConfig>
         max_counters: max_counters.unwrap_or(1_000_000),
         breaker: breaker(&raw.breaker),
         kind: match (kind, &redis) {
-            (Some(Kind::Redis), Some(redis)) => StoreKind::Redis(redis.clone()),
+            (Some(Kind::Redis), Some(redis)) => StoreKind::Redis(Box::new(redis.clone())),
             (Some(Kind::Redis), None) | (Some(Kind::Memory) | None, _) => StoreKind::Memory,
         },
     };
@@ -593,7 +593,7 @@ fn key_store(raw: &RawIdentity<'_>, redis: Option<RedisConfig>, has_urls: bool) 
         return KeyStoreKind::File;
     };
     match redis {
-        Some(redis) => KeyStoreKind::Redis(redis),
+        Some(redis) => KeyStoreKind::Redis(Box::new(redis)),
         // What is wrong with those that are named has been said.
         None if has_urls => KeyStoreKind::File,
         None => {

@@ -113,8 +113,8 @@ fn until_whole(agent: &Agent<'_>) {
 
 fn until_sent(agent: &Agent<'_>) {
     until("Redis has everything", WAIT, || {
-        let pending = agent.metric("limiter_sync_pending") + agent.metric("limiter_sync_lag_seconds");
-        (pending == 0.0).then_some(())
+        let pending = ["limiter_sync_pending", "limiter_sync_lag_seconds"].map(|metric| agent.metric(metric));
+        (pending == [0.0; 2]).then_some(())
     });
 }
 
