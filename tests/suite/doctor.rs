@@ -477,7 +477,7 @@ async fn each_finding_of_redis_is_provoked() {
             password: "pw",
             check: "redis.permissions",
             found: "SCRIPT LOAD: ",
-            remedy: "+@scripting",
+            remedy: "+evalsha +script|load",
             ..GOOD
         },
         RedisCase {

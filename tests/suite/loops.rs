@@ -288,7 +288,7 @@ fn operators_block_and_allow_for_a_time() {
     let run = |arguments: &[&str]| setup.run(arguments);
 
     let started = Stopwatch::start();
-    let blocked = run(&["block", "10.203.0.7/24", "--for", "2s"]);
+    let blocked = run(&["block", "10.203.0.0/24", "--for", "2s"]);
     assert_eq!(String::from_utf8_lossy(&blocked.stdout), "all of 10.203.0.0/24 is dropped, for 2s\n", "{blocked:?}");
     assert_eq!(ask(&net, client, &gateway), None);
     assert_eq!(ask(&net, allowed, &gateway), Some(200), "allow goes first");

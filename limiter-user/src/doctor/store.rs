@@ -136,8 +136,11 @@ pub(super) fn permissions(host: &Host) -> Seen {
     let keys_are_there =
         host.config.as_ref().is_some_and(|config| matches!(config.identity.key_store, KeyStoreKind::Redis(_)));
     let (refused, more) = match keys_are_there {
-        true => (examined.refused.iter().chain(&examined.key_store_refused).cloned().collect(), KEY_STORE_ACL_RULES),
-        false => (examined.refused.clone(), ""),
+        true => (
+            examined.refused.iter().chain(&examined.key_store_refused).cloned().collect(),
+            format!(" {KEY_STORE_ACL_RULES}"),
+        ),
+        false => (examined.refused.clone(), String::new()),
     };
     match (refused.is_empty(), keys_are_there) {
         (true, false) => Seen::ok("this user may load and call the scripts, which may read and write counters"),
@@ -148,7 +151,7 @@ pub(super) fn permissions(host: &Host) -> Seen {
             Exit::Unavailable,
             format!("refused: {}", refused.join("; ")),
             format!(
-                "redis-cli acl setuser USER {ACL_RULES} {more}; a read-only replica is not written to: name its primary \
+                "redis-cli acl setuser USER {ACL_RULES}{more}; a read-only replica is not written to: name its primary \
                  in store.redis.urls"
             ),
         ),

@@ -443,7 +443,7 @@ fn bad_policies_are_refused_with_line_and_key() {
         (limit("costs = 2"), "8: rules[0].costs: unknown field: did you mean \"cost\"?"),
         (
             "[[rules]]\nid = \"r\"\nscope = \"city\"\nwindow = \"1s\"\nlimit = 1".into(),
-            "3: rules[0].scope: \"city\" is not one of \"user\", \"key\", \"session\", \"ip\", \"global\"",
+            "3: rules[0].scope: \"city\" is not one of \"user\", \"key\", \"session\", \"ip\", \"global\", \"attribute:NAME\"",
         ),
         (
             "[[rules]]\nid = \"a/b\"\nscope = \"ip\"\nwindow = \"1s\"\nlimit = 1".into(),
@@ -544,7 +544,7 @@ fn all_mistakes_are_reported_at_once() {
     let expected = [
         "1: endpoints[0].match: is missing",
         "3: endpoints[0].mach: unknown field: did you mean \"match\"?",
-        "6: rules[0].scope: \"ipp\" is not one of \"user\", \"key\", \"session\", \"ip\", \"global\"",
+        "6: rules[0].scope: \"ipp\" is not one of \"user\", \"key\", \"session\", \"ip\", \"global\", \"attribute:NAME\"",
         "7: rules[0].endpoint: there is no endpoint group \"b\": declared are a",
         "8: rules[0].limit: limit is 0: use \"unlimited\" or remove the entry",
         "9: rules[0].window: \"1x\" is not a duration such as \"50ms\" (us, ms, s, m, h, d)",

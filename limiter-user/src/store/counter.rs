@@ -278,7 +278,7 @@ impl Counter {
 
     /// Somebody draws a conclusion from what the counter says to a request: that it has `room` beside what that needs, or
     /// that it denies, which every change may end. See [`Algorithm::room`].
-    pub(super) const fn watch(&mut self, room: Option<u64>) {
+    pub(super) fn watch(&mut self, room: Option<u64>) {
         let is_bucket = matches!(self.state, State::Bucket { .. });
         self.watch_mut().keep(room, is_bucket);
     }

@@ -218,13 +218,14 @@ struct Both {
     sides: [Side; 2],
     pressure_us: u64,
     asked: Option<Step>,
+    tenant: Attribute,
 }
 
 impl Both {
     fn new(policy: &str) -> Self {
         let clock = Arc::new(ManualClock::at(START_US));
         let sides = [true, false].map(|remembers| Side::new(&clock, policy, remembers));
-        Self { clock, sides, pressure_us: 0, asked: None }
+        Self { clock, sides, pressure_us: 0, asked: None, tenant: Attribute::new("tenant", "t").unwrap() }
     }
 
     fn take(&mut self, step: Step) -> Result<(), TestCaseError> {
@@ -243,11 +244,11 @@ impl Both {
                 let address: Option<IpAddr> = match address {
                     0 => None,
                     1 => Some([192, 0, 2, 1].into()),
-                    _ => Some("2001:db8::1".parse().unwrap()),
+                    _ => Some([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into()),
                 };
                 let address = address.map(|address| ClientAddress { address, packet_source: true });
                 let subject = Subject { caller: caller(number), address };
-                let attributes = [Attribute::new("tenant", "t").unwrap()];
+                let attributes = [self.tenant.clone()];
                 let request = Request {
                     subject: &subject,
                     method: "GET",

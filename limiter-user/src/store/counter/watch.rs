@@ -21,28 +21,21 @@ impl Watch {
     }
 
     /// `room` is in units, or for a bucket in nanoseconds; `None` where nothing may change.
-    pub(super) const fn keep(&mut self, room: Option<u64>, is_bucket: bool) {
-        let watch = match room {
-            None => Self::NOTHING,
-            Some(room) => {
-                let grains = if is_bucket { room >> GRAIN_NS_LOG2 } else { room };
-                let most = (u16::MAX - Self::NOTHING) as u64;
-                let grains = if grains < most { grains } else { most };
-                (grains & u16::MAX as u64) as u16 + Self::NOTHING
-            }
-        };
+    pub(super) fn keep(&mut self, room: Option<u64>, is_bucket: bool) {
+        let grains = room.map_or(0, |room| if is_bucket { room >> GRAIN_NS_LOG2 } else { room });
+        let watch = u16::try_from(grains).unwrap_or(u16::MAX).saturating_add(Self::NOTHING);
         if self.0 == Self::NOBODY.0 || watch < self.0 {
             self.0 = watch;
         }
     }
 
-    /// Takes what is charged from what is left open, in the same units; `false` where that is too much.
-    pub(super) const fn take(&mut self, cost: u64, is_bucket: bool) -> bool {
+    /// Takes what is charged from what is left open, in the same units; `false` where that is too much, or all of it.
+    pub(super) fn take(&mut self, cost: u64, is_bucket: bool) -> bool {
         let grains = if is_bucket { cost.div_ceil(1 << GRAIN_NS_LOG2) } else { cost };
-        let left = (self.0.saturating_sub(Self::NOTHING)) as u64;
-        match left.checked_sub(grains) {
-            Some(left) if left > 0 => {
-                self.0 = (left & u16::MAX as u64) as u16 + Self::NOTHING;
+        let left = u16::try_from(grains).ok().and_then(|grains| self.0.checked_sub(grains));
+        match left {
+            Some(left) if left > Self::NOTHING => {
+                self.0 = left;
                 true
             }
             Some(_) | None => false,
