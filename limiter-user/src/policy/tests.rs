@@ -40,7 +40,12 @@ fn the_example_is_valid() {
     let policy = Policy::load(path).unwrap();
     assert_eq!((policy.rules.len(), policy.packet_rules.len()), (9, 3));
     let (free, pro) = (policy.plan("free").unwrap(), policy.plan("pro").unwrap());
-    let [total, search, login, export, address, everything, ..] = &policy.rules[..] else { panic!("{policy:?}") };
+    let [total, search, login, export, address, everything, precise @ ..] = &policy.rules[..] else {
+        panic!("{policy:?}")
+    };
+    let precisions: Vec<_> = precise.iter().map(|rule| rule.precision).collect();
+    assert_eq!(precisions, [Precision::Strict, Precision::Leased, Precision::Local]);
+    assert_eq!(search.precision, Precision::Async);
 
     assert_eq!(
         (&*total.id, total.scope, total.endpoint, total.window_us),
