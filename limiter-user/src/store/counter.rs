@@ -324,7 +324,7 @@ impl Counter {
         match &self.state {
             State::Windows { counts, .. } => Print::of_counts(&counts.counts(), self.window_us),
             State::Bucket { bucket, .. } => Print::of_bucket(bucket.tat_ns()),
-            State::Log { log, .. } => Print::of_log(log.admissions()),
+            State::Log { log, .. } => Print::of_log(log.lasting()),
         }
     }
 

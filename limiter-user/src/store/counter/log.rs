@@ -37,6 +37,12 @@ impl LogState {
         self.entries.iter().map(|entry| Admission { at_us: entry.admission.at_us, cost: entry.admission.cost })
     }
 
+    /// Those that are not forgotten as soon as the log is looked at: what was given back is, once it is told.
+    pub(super) fn lasting(&self) -> impl Iterator<Item = Admission> {
+        let lasting = self.entries.iter().filter(|entry| entry.admission.cost > 0 || !entry.told);
+        lasting.map(|entry| Admission { at_us: entry.admission.at_us, cost: entry.admission.cost })
+    }
+
     /// Those that this tag names.
     pub(super) fn admissions_of(&self, tag: u32) -> impl Iterator<Item = Admission> {
         let own = self.entries.iter().filter(move |entry| entry.admission.tag == tag);
