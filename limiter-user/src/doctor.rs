@@ -1,6 +1,6 @@
 //! What of this host would not work, and the remedy. Looks, and changes nothing.
 //!
-//! Every check is declared in [`CHECKS`]; what it looks at is in the file of its topic.
+//! Every check is declared in `CHECKS`; what it looks at is in the file of its topic.
 
 mod bpffs;
 mod capabilities;

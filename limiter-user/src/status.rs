@@ -93,7 +93,7 @@ pub struct XdpStatus {
     pub missing: Vec<MissingStatus>,
     pub counters: Vec<PacketCounter>,
     pub budgets: Vec<Entry>,
-    /// All entries of operators, and the first [`LISTED`] of the policy.
+    /// All entries of operators, and the first `LISTED` of the policy.
     pub allow: Vec<Entry>,
     pub deny: Vec<Entry>,
     /// How many more the policy has.

@@ -437,7 +437,7 @@ fn is_noscript(reply: &RedisResult<Value>) -> bool {
 }
 
 impl Store for RedisStore {
-    /// One call with all counters, if one server has them; see [`spread`] for those that several have.
+    /// One call with all counters, if one server has them; see `spread` for those that several have.
     async fn check(&self, at: At, charge: Charge, cells: &[Cell]) -> Result<Vec<CellOutcome>, StoreError> {
         let judged = self.judge(at, charge, cells, self.0.timeout).await?;
         Ok(judged.into_iter().map(|judged| judged.outcome).collect())
