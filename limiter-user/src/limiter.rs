@@ -74,7 +74,7 @@ impl std::fmt::Debug for Limiter {
 impl Limiter {
     pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
         let turns = Turns::new(Arc::clone(&counters), Arc::clone(&clock));
-        let denials = Some(Denials::new(counters.capacity()));
+        let denials = Denials::new(counters.capacity());
         Self { active, counters, turns, clock, prefixes, denials, shared: None, precise: None }
     }
 

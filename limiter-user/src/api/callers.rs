@@ -89,7 +89,7 @@ impl Callers {
             api_key_header: HeaderName::try_from(&*config.api_key_header)?,
             api_key_query: config.api_key_query.clone(),
             session_cookie: config.session_cookie.clone(),
-            keys: ArcSwap::from_pointee(Keys { recent: Arc::new(RecentKeys::new(keys.len())), store: keys }),
+            keys: ArcSwap::from_pointee(Keys { recent: Arc::new(RecentKeys::new(keys.len())?), store: keys }),
             jwt: jwt.map(ArcSwap::from_pointee),
             clock,
             keys_in_use: AtomicBool::new(keys_in_use),
@@ -101,7 +101,7 @@ impl Callers {
     /// Makes changed keys effective.
     pub fn replace_keys(&self, keys: KeyStore) {
         let recent = Arc::clone(&self.keys.load().recent);
-        let recent = if recent.has_room_for(keys.len()) { recent } else { Arc::new(RecentKeys::new(keys.len())) };
+        let recent = if recent.has_room_for(keys.len()) { recent } else { Arc::new(recent.resized(keys.len())) };
         self.keys.store(Arc::new(Keys { store: keys, recent }));
         self.keys_in_use.store(true, Ordering::Relaxed);
     }

@@ -6,16 +6,16 @@
 //! is worth anything to another process. What is found is whose the key was in one key store; in the next it is looked up
 //! again.
 
-use std::{
-    fmt,
-    hash::{BuildHasher as _, Hasher as _, RandomState},
-    sync::Arc,
-};
+use std::{fmt, hash::Hasher as _, sync::Arc};
 
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
-use super::{api_key::MAX_KEY_LEN, entries::KeyOwner, key_file::KeyStore};
+use super::{
+    api_key::{MAX_KEY_LEN, RandomError},
+    entries::KeyOwner,
+    key_file::KeyStore,
+};
 
 /// Keys that have the same place.
 const WAYS: usize = 3;
@@ -52,9 +52,18 @@ impl fmt::Debug for RecentKeys {
 
 impl RecentKeys {
     /// For so many keys.
-    pub fn new(keys: usize) -> Self {
-        let random = |purpose: &str| RandomState::new().hash_one(purpose);
-        let secret = SipHasher24::new_with_keys(random("of recent keys, one half"), random("the other half"));
+    pub fn new(keys: usize) -> Result<Self, RandomError> {
+        let secret = SipHasher24::new_with_keys(getrandom::u64()?, getrandom::u64()?);
+        Ok(Self::with_secret(secret, keys))
+    }
+
+    /// An empty one for another number of keys.
+    #[must_use]
+    pub fn resized(&self, keys: usize) -> Self {
+        Self::with_secret(self.secret, keys)
+    }
+
+    fn with_secret(secret: SipHasher24, keys: usize) -> Self {
         let groups = (keys * 2 / WAYS).max(LEAST).next_power_of_two();
         Self { secret, groups: (0..groups).map(|_| Group::default()).collect() }
     }
@@ -127,7 +136,7 @@ mod tests {
         let texts: Vec<&str> = keys.iter().map(String::as_str).collect();
         let (all, half) = (store(&texts), store(&texts[..5000]));
         // Far too small, so that keys push out one another.
-        let recent = RecentKeys::new(10);
+        let recent = RecentKeys::new(10).expect("random numbers");
         for round in 0..3 {
             for (number, key) in texts.iter().enumerate() {
                 let id = |owner: Option<Arc<KeyOwner>>| owner.map(|owner| owner.id);

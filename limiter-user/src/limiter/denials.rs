@@ -82,8 +82,10 @@ pub(super) struct Denial {
 
 impl Denials {
     /// For so many counters: one denial for each 64 of them, at most 64 Ki.
-    pub(super) fn new(counters: usize) -> Self {
-        Self { table: Table::new((counters / 64).clamp(64, 1 << 16)), secret: key::Secret::random() }
+    /// `None` without random numbers: then nothing is remembered.
+    pub(super) fn new(counters: usize) -> Option<Self> {
+        let secret = key::Secret::random().ok()?;
+        Some(Self { table: Table::new((counters / 64).clamp(64, 1 << 16)), secret })
     }
 
     /// Whether a denial of this request would be remembered.

@@ -402,7 +402,8 @@ impl SyncWorker {
         let mut bounds = OffsetBounds::default();
         let mut seen = Seen::default();
         let mut refusal = None;
-        for (totals, reply) in std::mem::take(&mut self.batch).into_iter().zip(replies) {
+        let mut batch = std::mem::take(&mut self.batch);
+        for (totals, reply) in batch.drain(..).zip(replies) {
             match reply {
                 Ok(reply) => {
                     if reply.is_of_clock {
@@ -432,6 +433,8 @@ impl SyncWorker {
                 }
             }
         }
+        // With its room, for the next one.
+        self.batch = batch;
         let refilling = self.refilling > 0;
         self.refilling = self.refilling.saturating_sub(sent);
         self.set_clock(&bounds);

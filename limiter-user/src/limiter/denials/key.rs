@@ -1,9 +1,6 @@
 //! What makes two questions the same.
 
-use std::{
-    hash::{BuildHasher as _, Hasher, RandomState},
-    net::IpAddr,
-};
+use std::{hash::Hasher, net::IpAddr};
 
 use limiter_common::addr::SrcPrefixes;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
@@ -49,9 +46,8 @@ impl Caller {
 }
 
 impl Secret {
-    pub(super) fn random() -> Self {
-        let random = |purpose: &str| RandomState::new().hash_one(purpose);
-        Self(SipHasher13::new_with_keys(random("of denials, one half"), random("of denials, the other half")))
+    pub(super) fn random() -> Result<Self, getrandom::Error> {
+        Ok(Self(SipHasher13::new_with_keys(getrandom::u64()?, getrandom::u64()?)))
     }
 }
 

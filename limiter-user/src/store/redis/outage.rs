@@ -50,10 +50,10 @@ impl RedisStore {
         }
     }
 
-    /// Which server has this identity's counters, as far as is known.
+    /// Which server of a cluster has this identity's counters, as far as is known. Of one server there is nothing to tell.
     pub(in crate::store) fn server_of(&self, identity: &IdentityRef<'_>) -> Option<String> {
         match &self.0.servers {
-            Servers::One(server) => Some(server.name().to_owned()),
+            Servers::One(_) => None,
             Servers::Cluster(cluster) => {
                 cluster.known_node(slot_of(identity)).flatten().map(|node| node.name().to_owned())
             }
