@@ -102,8 +102,9 @@ impl RecentKeys {
     /// Where the owner of a key is in `store`, whatever has ended. `sought` must be of the same key.
     pub(super) fn place_of(&self, store: &KeyStore, presented: &str, sought: Sought) -> Option<KeyPlace> {
         let Group(group) = &self.groups[self.group_of(sought)];
-        if let Some(place) = group.lock().get(store, sought) {
-            return Some(place);
+        let known = group.lock().get(store, sought);
+        if known.is_some() {
+            return known;
         }
         let place = store.place_of(presented)?;
         group.lock().put(store, sought, place);
