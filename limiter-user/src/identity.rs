@@ -4,6 +4,7 @@ pub mod api_key;
 pub mod client_address;
 mod entries;
 mod forwarded;
+pub mod in_force;
 pub mod jwt;
 mod key_copy;
 pub mod key_file;

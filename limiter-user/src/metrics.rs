@@ -426,6 +426,8 @@ pub struct Snapshot {
     pub shares: Vec<(Arc<str>, u32)>,
     /// Reports of load by what they were.
     pub reports: [(&'static str, u64); 3],
+    /// Files by what they hold, and whether they cannot be used as they were last read.
+    pub files_not_in_force: [(&'static str, bool); 3],
     pub pressure: pressure::Reading,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<Shared>,
@@ -491,6 +493,11 @@ impl<S: Source> Collector for Scraped<S> {
         for (interface, is_attached) in &snapshot.interfaces {
             let labels = [("interface", &**interface)];
             ConstGauge::new(i64::from(*is_attached)).encode(family.encode_family(&labels)?)?;
+        }
+        let help = "1 while a file cannot be used as it was last read: what was in force before stays, and a start would fail";
+        let mut family = encoder.encode_descriptor("file_not_in_force", help, None, MetricType::Gauge)?;
+        for (file, is_wrong) in snapshot.files_not_in_force {
+            ConstGauge::new(i64::from(is_wrong)).encode(family.encode_family(&[("file", file)])?)?;
         }
         encode_losses(&mut encoder, &snapshot.events)?;
         encode_pressure(&mut encoder, &snapshot)?;

@@ -44,8 +44,17 @@ pub struct Status {
     pub degraded: bool,
     #[serde(default)]
     pub degraded_by: Vec<String>,
+    /// What is right and yet may surprise.
+    #[serde(default)]
+    pub notes: Vec<String>,
     pub xdp: Option<XdpStatus>,
     pub policy: PolicyStatus,
+    /// Why the key file as it was last read is not in force.
+    #[serde(default)]
+    pub key_file_error: Option<String>,
+    /// Why the keys of tokens as they were last read are not in force.
+    #[serde(default)]
+    pub token_keys_error: Option<String>,
     pub store: StoreStatus,
     /// Of API keys in Redis; `None` where they are in a file.
     #[serde(default)]
@@ -209,6 +218,9 @@ pub struct StatusSource {
     active: SharedActive,
     policy_file: String,
     policy_error: Mutex<Option<String>>,
+    key_file_error: Mutex<Option<String>>,
+    token_keys_error: Mutex<Option<String>>,
+    notes: Mutex<Vec<String>>,
     needs_restart: Mutex<Vec<&'static str>>,
     store: &'static str,
     counters: Arc<MemoryStore>,
@@ -241,6 +253,9 @@ impl StatusSource {
             active,
             policy_file: config.policy.file.display().to_string(),
             policy_error: Mutex::new(None),
+            key_file_error: Mutex::new(None),
+            token_keys_error: Mutex::new(None),
+            notes: Mutex::new(Vec::new()),
             needs_restart: Mutex::new(Vec::new()),
             store: match config.store.kind {
                 StoreKind::Memory => "memory",
@@ -286,6 +301,30 @@ impl StatusSource {
 
     pub fn policy_error(&self) -> Option<String> {
         self.policy_error.lock().clone()
+    }
+
+    /// What is wrong with the key file, and with the keys of tokens, as they were last read.
+    pub fn set_key_errors(&self, key_file: Option<&str>, token_keys: Option<&str>) {
+        for (shown, error) in [(&self.key_file_error, key_file), (&self.token_keys_error, token_keys)] {
+            let mut shown = shown.lock();
+            if shown.as_deref() != error {
+                *shown = error.map(str::to_owned);
+            }
+        }
+    }
+
+    pub fn set_notes(&self, notes: Vec<String>) {
+        *self.notes.lock() = notes;
+    }
+
+    /// Files that were read and cannot be used: what was in force before stays, and the next start fails.
+    pub fn files_not_in_force(&self) -> [(&'static str, bool); 3] {
+        let is_wrong = |error: &Mutex<Option<String>>| error.lock().is_some();
+        [
+            ("policy", is_wrong(&self.policy_error)),
+            ("api_keys", is_wrong(&self.key_file_error)),
+            ("token_keys", is_wrong(&self.token_keys_error)),
+        ]
     }
 
     /// What the running agent does not have of the configuration, as it was last read.
@@ -334,6 +373,15 @@ impl StatusSource {
         by.extend(self.keys.iter().filter_map(FollowedKeys::degraded_by));
         let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());
         by.extend(missing.map(|interface| format!("nothing is limited on {}: {}", interface.name, interface.reason)));
+        let files = [
+            (&self.policy_error, "the policy or the configuration"),
+            (&self.key_file_error, "the key file"),
+            (&self.token_keys_error, "the keys of tokens"),
+        ];
+        let wrong = files.iter().filter(|(error, _)| error.lock().is_some());
+        by.extend(wrong.map(|(_, what)| {
+            format!("{what} cannot be used as last read, and a start would fail: \"limiter validate\" says why")
+        }));
         by
     }
 
@@ -351,6 +399,9 @@ impl StatusSource {
             ready: self.is_ready(),
             degraded: !degraded_by.is_empty(),
             degraded_by,
+            notes: self.notes.lock().clone(),
+            key_file_error: self.key_file_error.lock().clone(),
+            token_keys_error: self.token_keys_error.lock().clone(),
             xdp: self.dataplane.as_deref().map(xdp),
             policy: PolicyStatus {
                 file: self.policy_file.clone(),
@@ -487,7 +538,7 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
 /// A list, and how many prefixes of the policy are left out of it.
 fn entries(listing: Vec<AclListing>) -> (Vec<Entry>, u64) {
     let (mut entries, mut of_policy) = (Vec::new(), 0u64);
-    for AclListing { prefix, origin, remaining, .. } in listing {
+    for AclListing { prefix, origin, remaining, is_behind_policy, .. } in listing {
         let reason = match origin {
             Origin::Policy => {
                 of_policy += 1;
@@ -496,6 +547,7 @@ fn entries(listing: Vec<AclListing>) -> (Vec<Entry>, u64) {
                 }
                 "policy"
             }
+            Origin::Operator if is_behind_policy => "operator, counts once the policy does not list it",
             Origin::Operator => "operator",
         };
         let remaining_ms = remaining.map(millis);
@@ -542,6 +594,7 @@ impl Source for Arc<StatusSource> {
             memory: self.counters.stats(),
             shares: self.shares(),
             reports: self.pressure.counts(),
+            files_not_in_force: self.files_not_in_force(),
             pressure: self.pressure.reading(),
             shared: self.shared.as_ref().map(|(sync, redis)| Shared {
                 sync: sync.get(),

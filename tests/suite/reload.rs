@@ -647,7 +647,7 @@ fn settings_take_effect_by_a_reload_or_are_said_to_need_a_restart() {
     let other = xdp(&net, &[INTERFACE], "mode = \"generic\"\non_exit = \"detach\"\n").replace("1024", "2048");
     setup.configure(&(other + "[push]\nafter_denials = 77\n"));
     agent.reload(&policy);
-    let needed = json!(["xdp.mode", "xdp.max_sources", "push.after_denials"]);
+    let needed = json!(["xdp.mode", "xdp.max_sources (after \"limiter unpin\")", "push.after_denials"]);
     assert_eq!(agent.status()["policy"]["needs_restart"], needed);
     let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
     for setting in needed.as_array().expect("a list").iter().filter_map(Value::as_str) {

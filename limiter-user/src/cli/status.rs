@@ -36,7 +36,17 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     let since = key_file::date(UnixMicros::new(policy.loaded_at.saturating_mul(1_000_000)));
     writeln!(out, "policy: {}, in force since {since}", policy.file)?;
     for error in policy.error.iter().flat_map(|error| error.lines()) {
-        writeln!(out, "policy: what was read last is not in force: {error}")?;
+        // It may be a mistake of the configuration, which names its file.
+        writeln!(out, "not in force, as it was last read: {error}")?;
+    }
+    for error in status.key_file_error.iter().flat_map(|error| error.lines()) {
+        writeln!(out, "API keys: the last known ones stay in force: {error}")?;
+    }
+    for error in status.token_keys_error.iter().flat_map(|error| error.lines()) {
+        writeln!(out, "keys of tokens: the last known ones stay in force: {error}")?;
+    }
+    for note in &status.notes {
+        writeln!(out, "note: {note}")?;
     }
     if !policy.needs_restart.is_empty() {
         writeln!(out, "configuration: changed, and needs a restart: {}", policy.needs_restart.join(", "))?;

@@ -21,6 +21,11 @@ impl JwtWatch {
         Self { config, files, said: None }
     }
 
+    /// What is wrong with the files as they are, if anything is: a start would fail with it.
+    pub fn error(&self) -> Option<&str> {
+        self.said.as_deref()
+    }
+
     /// The keys, when a file has changed and stood still for a call. Tries again until the files can be read; each error is
     /// given once.
     pub fn changed(&mut self) -> Result<Option<Jwt>, ConfigErrors> {
