@@ -142,6 +142,7 @@ impl Agent {
         );
         let leases = precise.as_ref().map(|precise| precise.leases.clone());
         let status = status.with_leases(leases.clone());
+        let status = status.with_refusals(jwt.as_ref().map(|(_, watch)| watch.refusals()));
         let status = Arc::new(status.with_keys(follower.as_ref().map(KeyFollower::status)));
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);

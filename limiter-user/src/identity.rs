@@ -18,7 +18,7 @@ pub use self::{
     api_key::KeySecret,
     client_address::{AddressHeader, Arrival, ClientAddress, client_address},
     entries::{Entries, KeyOwner},
-    jwt::{Jwt, JwtWatch, Verified},
+    jwt::{Jwt, JwtWatch, Refusals, Verified},
     key_file::{KeyLookup, KeyStore},
     key_follower::{FollowedKeys, KeyFollower},
     recent::RecentKeys,

@@ -437,6 +437,8 @@ pub struct Snapshot {
     pub leases: Option<LeaseStats>,
     /// API keys in Redis; `None` where they are in a file.
     pub keys: Option<FollowedState>,
+    /// Tokens that are not valid, by why; none where tokens are not believed.
+    pub refused_tokens: Vec<(&'static str, u64)>,
 }
 
 /// Sharing through Redis.
@@ -512,6 +514,13 @@ impl<S: Source> Collector for Scraped<S> {
         }
         if let Some(keys) = &snapshot.keys {
             encode_keys(&mut encoder, keys)?;
+        }
+        if !snapshot.refused_tokens.is_empty() {
+            let help = "Tokens that were answered with 401, by why they are not valid";
+            let mut family = encoder.encode_descriptor("tokens_refused", help, None, MetricType::Counter)?;
+            for (reason, count) in &snapshot.refused_tokens {
+                ConstCounter::new(*count).encode(family.encode_family(&[("reason", *reason)])?)?;
+            }
         }
         let info =
             encoder.encode_descriptor("build", "Version of the agent and of its maps", None, MetricType::Info)?;
@@ -619,7 +628,8 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::R
 }
 
 fn encode_breakers(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::Result {
-    let help = "Whether a Redis is asked (0), left alone since it fails (1), or tried (2)";
+    let help = "Whether a Redis is asked (0), left alone since it fails (1), or tried (2): the worse of how the background and requests \
+                have it";
     let mut family = encoder.encode_descriptor("breaker_state", help, None, MetricType::Gauge)?;
     for shard in &shared.shards {
         let state = match shard.state {
@@ -630,7 +640,7 @@ fn encode_breakers(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt:
         ConstGauge::new(state).encode(family.encode_family(&[("shard", &*shard.name)])?)?;
     }
     let BreakerCounts { opened, closed, failed_probes, refused, .. } = shared.breakers;
-    let help = "Times that a Redis was left alone (open), and asked again (closed)";
+    let help = "Times that a Redis was left alone (open), and asked again (closed), by the background and by requests alike";
     let mut family = encoder.encode_descriptor("breaker_transitions", help, None, MetricType::Counter)?;
     for (to, count) in [("open", opened), ("closed", closed)] {
         ConstCounter::new(count).encode(family.encode_family(&[("to", to)])?)?;

@@ -18,7 +18,7 @@ use crate::{
     clock::Stopwatch,
     config::{Config, StoreKind},
     dataplane::{AclListing, BudgetListing, Dataplane, DataplaneError, List, RuleCounter},
-    identity::FollowedKeys,
+    identity::{FollowedKeys, Refusals},
     limiter::Kind,
     metrics::{RuleMetrics, Shared, Snapshot, Source},
     policy::{Adaptive, Limit, Rule},
@@ -228,6 +228,7 @@ pub struct StatusSource {
     shared: Option<(SyncStatus, RedisStore)>,
     leases: Option<Leases>,
     keys: Option<FollowedKeys>,
+    refusals: Option<Arc<Refusals>>,
     pressure: Arc<Pressure>,
     ready: AtomicBool,
 }
@@ -266,6 +267,7 @@ impl StatusSource {
             shared,
             leases: None,
             keys: None,
+            refusals: None,
             pressure,
             ready: AtomicBool::new(false),
         }
@@ -282,6 +284,13 @@ impl StatusSource {
     #[must_use]
     pub fn with_keys(mut self, keys: Option<FollowedKeys>) -> Self {
         self.keys = keys;
+        self
+    }
+
+    /// Says how many tokens were refused.
+    #[must_use]
+    pub fn with_refusals(mut self, refusals: Option<Arc<Refusals>>) -> Self {
+        self.refusals = refusals;
         self
     }
 
@@ -368,8 +377,19 @@ impl StatusSource {
             });
         }
         // Of several, one may be missing while the others are shared with.
-        let open = self.shards().into_iter().filter(|shard| shard.state != BreakerState::Closed);
-        by.extend(open.map(|shard| format!("Redis {} is left alone: rules follow their on_store_failure", shard.name)));
+        let in_background = self.shared.as_ref().map(|(_, redis)| redis.shards()).unwrap_or_default();
+        let of_requests: Vec<_> = self.leases.iter().flat_map(|leases| leases.store().shards()).collect();
+        let is_open = |shards: &[Shard], name: &str| {
+            shards.iter().any(|shard| shard.name == name && shard.state != BreakerState::Closed)
+        };
+        for Shard { name, .. } in self.shards().into_iter().filter(|shard| shard.state != BreakerState::Closed) {
+            let by_whom = match (is_open(&in_background, &name), is_open(&of_requests, &name)) {
+                (true, false) => "by sharing in the background",
+                (false, true) => "by requests that ask it",
+                (true, true) | (false, false) => "by sharing in the background and by requests that ask it",
+            };
+            by.push(format!("Redis {name} is left alone {by_whom}: rules follow their on_store_failure"));
+        }
         by.extend(self.keys.iter().filter_map(FollowedKeys::degraded_by));
         let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());
         by.extend(missing.map(|interface| format!("nothing is limited on {}: {}", interface.name, interface.reason)));
@@ -606,6 +626,7 @@ impl Source for Arc<StatusSource> {
             overshoot_bounds: self.shared.as_ref().map(|(sync, _)| sync.overshoot_bounds()).unwrap_or_default(),
             leases: self.leases.as_ref().map(Leases::stats),
             keys: self.keys.as_ref().map(FollowedKeys::get),
+            refused_tokens: self.refusals.as_ref().map(|refusals| refusals.counts().collect()).unwrap_or_default(),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     exit::Exit,
     identity::{Entries, Jwt, JwtWatch, KeySecret, KeyStore, KeyWatch, api_key::id_to_hex},
     policy::{Policy, Scope},
+    telemetry,
     watch::FileWatch,
 };
 
@@ -42,6 +43,7 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     let configuration = Config::check(path, environment.clone());
     let mut errors = configuration.errors;
     let mut keep = |found: ConfigErrors| errors.extend(found);
+    keep(telemetry::check(&environment));
     let policy = configuration.policy_file.and_then(|file| {
         let watch = FileWatch::new(file);
         Policy::load(watch.path()).map_err(&mut keep).ok().map(|policy| (policy, watch))
@@ -60,7 +62,7 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     });
     let jwt = configuration.config.as_ref().and_then(|config| config.identity.jwt.as_ref()).and_then(|config| {
         let watch = JwtWatch::new(config.clone());
-        Some((Jwt::load(config).map_err(&mut keep).ok()?, watch))
+        Some((watch.load().map_err(&mut keep).ok()?, watch))
     });
     if let Some(config) = &configuration.config {
         keep(check_sockets(config));
