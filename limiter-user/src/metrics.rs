@@ -2,6 +2,8 @@
 //!
 //! Labels come from rules, enums and map names; never from an address or a key.
 
+#[cfg(test)]
+mod documented;
 mod durations;
 
 use std::{

@@ -48,13 +48,14 @@ pub fn init(environment: &Environment) {
 fn filter(text: &str) -> Result<EnvFilter, String> {
     const WANTED: &str = "levels are off, error, warn, info, debug and trace, as in \"debug\" or \"info,limiter::store=debug\"";
     // By itself a word that is no level would be a target, and silence all others.
-    for directive in text.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
+    let directives: Vec<_> = text.split(',').map(str::trim).filter(|directive| !directive.is_empty()).collect();
+    for directive in &directives {
         let (_, level) = directive.rsplit_once('=').unwrap_or(("", directive));
         if level.parse::<LevelFilter>().is_err() {
             return Err(format!("\"{directive}\" names no level: {WANTED}"));
         }
     }
-    EnvFilter::try_new(format!("{DEFAULT},{text}")).map_err(|error| format!("{error}: {WANTED}"))
+    EnvFilter::try_new(format!("{DEFAULT},{}", directives.join(","))).map_err(|error| format!("{error}: {WANTED}"))
 }
 
 fn is_json(text: &str) -> Result<bool, String> {
