@@ -585,6 +585,8 @@ fn all_interfaces_can_be_removed_and_added_again() {
         for interface in [INTERFACE, SECOND_INTERFACE] {
             assert_eq!(net.gateway(|| xdp_of(interface)).is_some(), interfaces.contains(&interface), "{interface}");
         }
+        let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
+        assert_eq!(shown.contains("xdp: off"), interfaces.is_empty(), "{shown}");
     }
 }
 

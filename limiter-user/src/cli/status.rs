@@ -70,7 +70,7 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     for rule in &status.rules {
         writeln!(
             out,
-            "rule {} ({}, {}): {} allowed, {} denied, {} would be denied",
+            "rule {} ({}, {}): decided {} allowed and {} denied requests, would deny {}",
             rule.id, rule.scope, rule.mode, rule.allowed, rule.denied, rule.shadow_denied
         )?;
         if let Some(adaptive) = rule.adaptive.as_ref().filter(|adaptive| adaptive.share < 1.0) {
@@ -99,6 +99,9 @@ fn describe_adaptive(adaptive: &AdaptiveStatus) -> String {
 }
 
 fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {
+    if xdp.interfaces.is_empty() && xdp.missing.is_empty() {
+        writeln!(out, "xdp: off, all interfaces were taken out of xdp.interfaces: no packet is limited")?;
+    }
     for interface in &xdp.interfaces {
         writeln!(out, "interface {}: {} mode, program {}", interface.name, interface.mode, interface.program_id)?;
     }

@@ -169,12 +169,16 @@ fn set_user(host: &Host) -> String {
         rules.push(KEY_STORE_ACL_RULES);
     }
     let user = config.and_then(|config| config.username.as_deref()).unwrap_or("USER");
-    let quoted = |rule: &str| match rule.contains(['*', '|', '~', '>']) {
+    format!("redis-cli acl setuser {user} {}", quoted(&rules.join(" ")))
+}
+
+/// Rules as a shell passes them on.
+fn quoted(rules: &str) -> String {
+    let quoted = rules.split(' ').map(|rule| match rule.contains(['*', '|', '~', '>']) {
         true => format!("'{rule}'"),
         false => rule.to_owned(),
-    };
-    let rules: Vec<_> = rules.iter().flat_map(|rules| rules.split(' ')).map(quoted).collect();
-    format!("redis-cli acl setuser {user} {}", rules.join(" "))
+    });
+    quoted.collect::<Vec<_>>().join(" ")
 }
 
 pub(super) fn topology(host: &Host) -> Seen {
@@ -221,5 +225,25 @@ fn not_examined(host: &Host) -> Seen {
     match host.redis_config() {
         None => not_in_use(),
         Some(_) => Seen::warning("not seen: Redis does not answer", "see the check redis"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_says_the_rights_that_the_agent_needs() {
+        let readme = include_str!("../../../README.md");
+        let command = format!("redis-cli ACL SETUSER limiter on '>PASSWORD' {}\n", quoted(ACL_RULES));
+        assert!(readme.contains(&command), "{command}");
+        for (with, rules) in [
+            ("in a cluster", CLUSTER_ACL_RULES),
+            ("behind sentinels", SENTINEL_ACL_RULES),
+            ("with `key_store = \"redis\"`", KEY_STORE_ACL_RULES),
+        ] {
+            let line = readme.lines().find(|line| line.trim().starts_with(&format!("- {with}")));
+            assert!(line.is_some_and(|line| line.ends_with(&format!("`{}`", quoted(rules)))), "{with}: {line:?}");
+        }
     }
 }
