@@ -214,10 +214,10 @@ fn a_file_that_a_start_would_refuse_is_seen_while_the_agent_runs() {
     let setup = Setup::new(&format!("[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"secret\"\n{jwt}"), FREE);
     let secret = "0123456789abcdef0123456789abcdef";
     setup.write("jwt.secret", secret);
-    std::fs::set_permissions(setup.path("jwt.secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600))
+    fs::set_permissions(setup.path("jwt.secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600))
         .expect("a mode");
     setup.add_key("c_1", "free");
-    let keys = std::fs::read_to_string(setup.path("keys.toml")).expect("the keys");
+    let keys = fs::read_to_string(setup.path("keys.toml")).expect("the keys");
     let agent = setup.start();
     for (file, wrong, right, metric, says) in [
         ("policy.toml", "alow = []\n", FREE, "policy", "alow: unknown field"),
