@@ -812,7 +812,7 @@ fn folders_above_the_pins_are_made_and_a_start_that_fails_removes_them() {
     world.config.interfaces = interfaces;
     drop(start(&net, &world));
     assert!(xdp(&net, INTERFACE).is_some());
-    let unpinned = net.gateway(|| dataplane::unpin(&world.config.pin_dir)).expect("unpin");
+    let unpinned = net.gateway(|| unpin(&world.config.pin_dir)).expect("unpin");
     assert_eq!(unpinned.links, 1);
     // The folders above are whoever's they are.
     fs::remove_dir(net.pin_dir().join("of")).expect("an empty folder");
