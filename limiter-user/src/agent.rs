@@ -186,13 +186,8 @@ impl Agent {
         );
         let gate = gate.with_headers(families).reporting_to(Arc::clone(&pressure)).observed_by(Arc::clone(&top));
         let gate = Arc::new(gate.naming_clients_by(identity.client_address_header));
-        let notes = Notes::new(
-            config.clone(),
-            Arc::clone(&active),
-            keys_in_force.clone(),
-            Arc::clone(&status),
-            checked_notes,
-        );
+        let notes =
+            Notes::new(config.clone(), Arc::clone(&active), keys_in_force.clone(), Arc::clone(&status), checked_notes);
         let reloader = Reloader {
             live: live_settings(&config.xdp),
             config,

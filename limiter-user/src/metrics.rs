@@ -498,7 +498,8 @@ impl<S: Source> Collector for Scraped<S> {
             let labels = [("interface", &**interface)];
             ConstGauge::new(i64::from(*is_attached)).encode(family.encode_family(&labels)?)?;
         }
-        let help = "1 while a file cannot be used as it was last read: what was in force before stays, and a start would fail";
+        let help =
+            "1 while a file cannot be used as it was last read: what was in force before stays, and a start would fail";
         let mut family = encoder.encode_descriptor("file_not_in_force", help, None, MetricType::Gauge)?;
         for (file, is_wrong) in snapshot.files_not_in_force {
             ConstGauge::new(i64::from(is_wrong)).encode(family.encode_family(&[("file", file)])?)?;
@@ -642,7 +643,8 @@ fn encode_breakers(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt:
         ConstGauge::new(state).encode(family.encode_family(&[("shard", &*shard.name)])?)?;
     }
     let BreakerCounts { opened, closed, failed_probes, refused, .. } = shared.breakers;
-    let help = "Times that a Redis was left alone (open), and asked again (closed), by the background and by requests alike";
+    let help =
+        "Times that a Redis was left alone (open), and asked again (closed), by the background and by requests alike";
     let mut family = encoder.encode_descriptor("breaker_transitions", help, None, MetricType::Counter)?;
     for (to, count) in [("open", opened), ("closed", closed)] {
         ConstCounter::new(count).encode(family.encode_family(&[("to", to)])?)?;

@@ -17,9 +17,10 @@ const DEFAULT: &str = "info";
 /// What is wrong with the variables: a log that says nothing, or not in the form that others read, is noticed too late.
 pub fn check(environment: &Environment) -> ConfigErrors {
     let mut errors = ConfigErrors::new();
-    for (name, check) in [(LEVELS, filter as fn(&str) -> Result<EnvFilter, String>), (FORMAT, |text| {
-        is_json(text).map(|_| EnvFilter::default())
-    })] {
+    for (name, check) in [
+        (LEVELS, filter as fn(&str) -> Result<EnvFilter, String>),
+        (FORMAT, |text| is_json(text).map(|_| EnvFilter::default())),
+    ] {
         let wrong = match environment.get(name).map(|value| value.to_str()) {
             None => continue,
             Some(Some(text)) => check(text).err(),
@@ -46,7 +47,8 @@ pub fn init(environment: &Environment) {
 
 /// Of targets that are not named, `info` stays.
 fn filter(text: &str) -> Result<EnvFilter, String> {
-    const WANTED: &str = "levels are off, error, warn, info, debug and trace, as in \"debug\" or \"info,limiter::store=debug\"";
+    const WANTED: &str =
+        "levels are off, error, warn, info, debug and trace, as in \"debug\" or \"info,limiter::store=debug\"";
     // By itself a word that is no level would be a target, and silence all others.
     let directives: Vec<_> = text.split(',').map(str::trim).filter(|directive| !directive.is_empty()).collect();
     for directive in &directives {
@@ -55,7 +57,10 @@ fn filter(text: &str) -> Result<EnvFilter, String> {
             return Err(format!("\"{directive}\" names no level: {WANTED}"));
         }
     }
-    EnvFilter::try_new(format!("{DEFAULT},{}", directives.join(","))).map_err(|error| format!("{error}: {WANTED}"))
+    let has_level = directives.iter().any(|directive| !directive.contains('='));
+    let default = if has_level { None } else { Some(DEFAULT) };
+    let directives: Vec<_> = default.into_iter().chain(directives).collect();
+    EnvFilter::try_new(directives.join(",")).map_err(|error| format!("{error}: {WANTED}"))
 }
 
 fn is_json(text: &str) -> Result<bool, String> {

@@ -316,7 +316,9 @@ fn each_finding_of_a_host_is_provoked() {
             name: "pins below folders that are not there",
             prepare: |net, setup| {
                 let (pin_dir, nested) = (net.pin_dir().display().to_string(), net.pin_dir().join("a/b"));
-                setup.configure(&packets(&[INTERFACE], Path::new(&pin_dir)).replace(&pin_dir, &nested.display().to_string()));
+                setup.configure(
+                    &packets(&[INTERFACE], Path::new(&pin_dir)).replace(&pin_dir, &nested.display().to_string()),
+                );
             },
             check: "bpffs.writable",
             status: "ok",
@@ -382,7 +384,9 @@ fn a_program_of_somebody_else_is_named() {
     assert_eq!((report.exit, report.unwell()), (Some(69), vec!["interface.program"]), "{report:#?}");
     assert!(finding.found.contains("the program \"limiter\" of another owner"), "{finding:?}");
     // "ip link … xdp off" does nothing to a program that a link holds.
-    assert!(finding.remedy.as_ref().is_some_and(|remedy| remedy.contains("run \"limiter unpin\" with the xdp.pin_dir")));
+    assert!(
+        finding.remedy.as_ref().is_some_and(|remedy| remedy.contains("run \"limiter unpin\" with the xdp.pin_dir"))
+    );
 }
 
 #[test]
@@ -410,7 +414,10 @@ fn pins_that_would_end_with_the_agent_are_a_warning() {
     let finding = report.of("bpffs");
     assert_eq!((report.exit, finding.status.as_str()), (Some(0), "warning"), "{report:#?}");
     assert!(finding.found.contains("what is pinned there ends with the agent"), "{finding:?}");
-    assert!(finding.remedy.as_ref().is_some_and(|remedy| remedy.contains("nsenter --net=/run/netns/NAME")), "{finding:?}");
+    assert!(
+        finding.remedy.as_ref().is_some_and(|remedy| remedy.contains("nsenter --net=/run/netns/NAME")),
+        "{finding:?}"
+    );
 }
 
 #[test]

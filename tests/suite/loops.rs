@@ -317,7 +317,10 @@ fn operators_block_and_allow_for_a_time() {
     assert!(String::from_utf8_lossy(&taken_back.stdout).contains("the policy file allows it still"), "{taken_back:?}");
     assert!(!status().contains(&behind), "{}", status());
     let refused = run(&["unallow", &allowed.to_string()]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("the policy file has it, remove it there"), "{refused:?}");
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("the policy file has it, remove it there"),
+        "{refused:?}"
+    );
 
     let refused = run(&["block", &allowed.to_string()]);
     assert_eq!(refused.status.code(), Some(64), "{refused:?}");

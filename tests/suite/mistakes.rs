@@ -161,7 +161,12 @@ fn commands_without_an_agent_say_how_to_start_one() {
 fn a_command_that_cannot_be_done_says_what_is_missing() {
     let setup = Setup::new("[identity]\nkey_file = \"none/keys.toml\"\nkey_secret_file = \"none/secret\"\n", "");
     for (arguments, variable, exit, says) in [
-        (&["keys", "add"][..], ("", ""), 78, "none/keys.toml: identity.key_file: its folder is not there: make it first"),
+        (
+            &["keys", "add"][..],
+            ("", ""),
+            78,
+            "none/keys.toml: identity.key_file: its folder is not there: make it first",
+        ),
         (&["check"], ("", ""), 64, "<--key <KEY>|--user <USER>|--session <VALUE>|--ip <ADDRESS>>"),
         (&["validate"], ("LIMITER_LOG", "blah"), 78, "variable LIMITER_LOG: \"blah\" names no level"),
         (&["run"], ("LIMITER_LOG_FORMAT", "yaml"), 78, "neither \"text\" nor \"json\""),

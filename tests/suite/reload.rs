@@ -189,7 +189,9 @@ fn api_keys_follow_the_policy() {
     let note = |agent: &Agent<'_>| agent.status()["notes"].to_string();
     setup.replace("policy.toml", &rule("r", 5));
     agent.hang_up();
-    until("a plan that a key has can go, and it is noted", WAIT, || note(&agent).contains("has no plan \\\"pro\\\"").then_some(()));
+    until("a plan that a key has can go, and it is noted", WAIT, || {
+        note(&agent).contains("has no plan \\\"pro\\\"").then_some(())
+    });
     let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
     assert!(shown.contains("note: ") && shown.contains("keys.toml:1: keys.plan: the policy has no plan"), "{shown}");
     assert!(setup.log().contains("the policy has no plan \"pro\""), "{}", setup.log());
@@ -214,8 +216,7 @@ fn a_file_that_a_start_would_refuse_is_seen_while_the_agent_runs() {
     let setup = Setup::new(&format!("[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"secret\"\n{jwt}"), FREE);
     let secret = "0123456789abcdef0123456789abcdef";
     setup.write("jwt.secret", secret);
-    fs::set_permissions(setup.path("jwt.secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600))
-        .expect("a mode");
+    fs::set_permissions(setup.path("jwt.secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("a mode");
     setup.add_key("c_1", "free");
     let keys = fs::read_to_string(setup.path("keys.toml")).expect("the keys");
     let agent = setup.start();

@@ -113,8 +113,12 @@ fn effect(action: AclAction, change: &AclChange, in_policy: bool) -> String {
         (AclAction::Allow, _) => format!("packets from {prefix} pass, whatever the packet rules say"),
         (AclAction::Unblock, false) => return format!("{prefix} is no longer blocked"),
         (AclAction::Unallow, false) => return format!("{prefix} is no longer allowed"),
-        (AclAction::Unblock, true) => return format!("the operator's block of {prefix} is gone; the policy file denies it still"),
-        (AclAction::Unallow, true) => return format!("the operator's allow of {prefix} is gone; the policy file allows it still"),
+        (AclAction::Unblock, true) => {
+            return format!("the operator's block of {prefix} is gone; the policy file denies it still");
+        }
+        (AclAction::Unallow, true) => {
+            return format!("the operator's allow of {prefix} is gone; the policy file allows it still");
+        }
     };
     match in_policy {
         false => format!("{what}, {until}"),

@@ -74,7 +74,9 @@ pub(super) fn api(host: &Host) -> Seen {
     let Some(config) = &host.config else { return Seen::ok("not looked at: the configuration is not known") };
     match open_to_others(&config.api.http) {
         None => Seen::ok(format!("api.http = \"{}\" is for this host alone", config.api.http)),
-        Some(found) => Seen::warning(found, "set api.http = \"127.0.0.1:7070\", or let only gateways through a firewall"),
+        Some(found) => {
+            Seen::warning(found, "set api.http = \"127.0.0.1:7070\", or let only gateways through a firewall")
+        }
     }
 }
 

@@ -14,13 +14,13 @@ use jsonwebtoken::{Validation, decode, decode_header};
 use limiter_common::time::UnixMicros;
 use serde_json::{Map, Value};
 
-pub use self::{
-    refusal::{Refusal, Refusals},
-    watch::JwtWatch,
-};
 use self::{
     cache::{Cache, Cached},
     keys::VerifyingKey,
+};
+pub use self::{
+    refusal::{Refusal, Refusals},
+    watch::JwtWatch,
 };
 use crate::{
     config::{ConfigErrors, JwtConfig},
@@ -109,7 +109,8 @@ impl Jwt {
     fn read(&self, claims: &Claims, now_s: i64) -> Result<(Verified, i64), Refusal> {
         let leeway_s = i64::try_from(self.config.leeway.as_secs()).unwrap_or(i64::MAX);
         let expires_s = claims.get("exp").and_then(seconds).ok_or(Refusal::Claims)?.saturating_add(leeway_s);
-        let begins_s = claims.get("nbf").map_or(Some(i64::MIN), seconds).ok_or(Refusal::Claims)?.saturating_sub(leeway_s);
+        let begins_s =
+            claims.get("nbf").map_or(Some(i64::MIN), seconds).ok_or(Refusal::Claims)?.saturating_sub(leeway_s);
         if now_s >= expires_s {
             return Err(Refusal::Expired);
         }

@@ -172,7 +172,8 @@ impl KeyStore {
         }
         let mut errors = ConfigErrors::new();
         for (plan, mut entries) in by_plan {
-            let by_place = |a: &&KeyEntry, b: &&KeyEntry| (&a.origin, a.created, a.id).cmp(&(&b.origin, b.created, b.id));
+            let by_place =
+                |a: &&KeyEntry, b: &&KeyEntry| (&a.origin, a.created, a.id).cmp(&(&b.origin, b.created, b.id));
             // There may be a million, and few are named.
             if let Some(last) = NAMED.checked_sub(1).filter(|last| *last < entries.len()) {
                 entries.select_nth_unstable_by(last, by_place);

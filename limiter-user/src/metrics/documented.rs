@@ -53,7 +53,8 @@ fn scraped() -> BTreeSet<String> {
     let family = |sample: &str| {
         let (series, _value) = sample.rsplit_once(' ').expect("a value");
         let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-        let name = histograms.iter().find(|histogram| name.starts_with(**histogram)).map_or(name, |histogram| *histogram);
+        let name =
+            histograms.iter().find(|histogram| name.starts_with(**histogram)).map_or(name, |histogram| *histogram);
         let labels = labels.trim_end_matches('}').split(',').filter_map(|label| Some(label.split_once('=')?.0));
         let labels: Vec<_> = labels.filter(|label| *label != "le").collect();
         if labels.is_empty() { name.to_owned() } else { format!("{name}{{{}}}", labels.join(",")) }
@@ -67,7 +68,8 @@ fn the_readme_has_each_metric_and_no_other() {
     let table = readme.split_once("### Metrics\n").expect("the section").1;
     let table = table.split_once("\n### ").map_or(table, |(table, _)| table);
     // In the first column of its rows.
-    let first_column = table.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" |")).map(|(first, _)| first);
+    let first_column =
+        table.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" |")).map(|(first, _)| first);
     let documented: BTreeSet<String> = first_column
         .flat_map(|column| column.split('`'))
         .filter(|word| word.starts_with("limiter_"))
