@@ -1,5 +1,7 @@
 //! The agent: everything is read, bound and loaded first, and only then does anything act.
 
+mod notes;
+
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
@@ -8,6 +10,7 @@ use limiter_common::addr::SrcPrefixes;
 use tokio::{sync::Notify, time::MissedTickBehavior};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::notes::Notes;
 use crate::{
     active::Active,
     api::{
@@ -24,7 +27,7 @@ use crate::{
     dataplane::{self, Dataplane, DataplaneConfig, DataplaneError, KernelDataplane, Tuning},
     events::EventWorker,
     host::HostAddresses,
-    identity::{JwtWatch, KeyFollower, KeyStore, KeyWatch, key_follower::KeyUser},
+    identity::{JwtWatch, KeyFollower, KeyStore, KeyWatch, in_force::KeysInForce, key_follower::KeyUser},
     limiter::{Limiter, Precise},
     metrics::Metrics,
     policy::Policy,
@@ -33,7 +36,7 @@ use crate::{
         PushWorker, Pusher,
         policy::{PushPolicy, PushSettings},
     },
-    reload::{Asked, Reloader},
+    reload::{Asked, Reloader, live_settings},
     status::StatusSource,
     store::{
         lease::{LeaseConfig, Leases},
@@ -75,7 +78,7 @@ impl Agent {
     /// Binds the sockets, and then loads and attaches the XDP program: whatever is wrong is found before a packet is
     /// touched.
     pub async fn build(checked: Checked) -> Result<Self> {
-        let Checked { config, environment, policy, policy_watch, keys, watch, jwt, .. } = checked;
+        let Checked { config, environment, policy, policy_watch, keys, watch, jwt, notes: checked_notes } = checked;
         let http = Listener::bind("api.http", &config.api.http, HTTP_SOCKET_MODE).await?;
         let admin = Listener::bind("api.admin", &config.api.admin, ADMIN_SOCKET_MODE).await?;
         let host = Arc::new(HostAddresses::read().context("reading the addresses of this host")?);
@@ -139,6 +142,7 @@ impl Agent {
         );
         let leases = precise.as_ref().map(|precise| precise.leases.clone());
         let status = status.with_leases(leases.clone());
+        let status = status.with_refusals(jwt.as_ref().map(|(_, watch)| watch.refusals()));
         let status = Arc::new(status.with_keys(follower.as_ref().map(KeyFollower::status)));
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
@@ -169,6 +173,7 @@ impl Agent {
         // Whoever puts keys into Redis says so in the configuration.
         let uses_keys = follower.is_some() || watch.as_ref().is_some_and(KeyWatch::is_in_use);
         let keys = follower.as_ref().map_or(keys, KeyFollower::keys);
+        let keys_in_force = KeysInForce::new(keys.clone());
         let (jwt, jwt_watch) = jwt.unzip();
         let callers = Callers::new(&identity, keys, uses_keys, jwt, Arc::clone(&clock) as Arc<dyn Clock>)?;
         let gate = Gate::new(
@@ -181,13 +186,16 @@ impl Agent {
         );
         let gate = gate.with_headers(families).reporting_to(Arc::clone(&pressure)).observed_by(Arc::clone(&top));
         let gate = Arc::new(gate.naming_clients_by(identity.client_address_header));
+        let notes =
+            Notes::new(config.clone(), Arc::clone(&active), keys_in_force.clone(), Arc::clone(&status), checked_notes);
         let reloader = Reloader {
+            live: live_settings(&config.xdp),
             config,
             environment,
             watch: policy_watch,
             trusted_proxies: identity.trusted_proxies,
             active: Arc::clone(&active),
-            gate: Arc::clone(&gate),
+            keys: keys_in_force.clone(),
             pressure: Arc::clone(&pressure),
             dataplane: dataplane.clone(),
             metrics: Arc::clone(&metrics),
@@ -207,6 +215,8 @@ impl Agent {
             gate,
             keys: watch,
             jwt: jwt_watch,
+            keys_in_force,
+            notes,
             counters,
             clock,
             dataplane,
@@ -271,7 +281,12 @@ impl Agent {
         let asked = Asked { everything: reload, ..Asked::default() };
         if let Some(keys) = self.keys {
             let gate = Arc::clone(&self.keeper.gate);
-            let user = FollowedUser { gate, status: Arc::clone(&status), reload: Arc::clone(&asked.policy) };
+            let user = FollowedUser {
+                gate,
+                keys: self.keeper.keys_in_force.clone(),
+                status: Arc::clone(&status),
+                reload: Arc::clone(&asked.policy),
+            };
             tasks.spawn(keys.run(user, shutdown.clone()));
         }
         tasks.spawn(self.keeper.run(Arc::clone(&status), Arc::clone(&asked.policy), shutdown.clone()));
@@ -316,6 +331,8 @@ struct Keeper {
     keys: Option<KeyWatch>,
     /// `None` when tokens are not believed.
     jwt: Option<JwtWatch>,
+    keys_in_force: KeysInForce,
+    notes: Notes,
     counters: Arc<MemoryStore>,
     clock: Arc<SharedClock>,
     dataplane: Option<Arc<dyn Dataplane>>,
@@ -335,9 +352,17 @@ impl Keeper {
         loop {
             tokio::select! {
                 _ = ticks.tick() => self.tidy(),
-                _ = looks.tick() => if self.look() == Seen::NewKeys && status.policy_error().is_some() {
-                    // A policy may have been refused for a plan that keys had.
-                    reload.notify_one();
+                _ = looks.tick() => {
+                    let seen = self.look();
+                    let (key_file, token_keys) = (&self.keys, &self.jwt);
+                    status.set_key_errors(
+                        key_file.as_ref().and_then(KeyWatch::error),
+                        token_keys.as_ref().and_then(JwtWatch::error),
+                    );
+                    if seen == Seen::NewKeys && status.policy_error().is_some() {
+                        // A policy may have been refused for the secret, which was not there.
+                        reload.notify_one();
+                    }
                 },
                 () = shutdown.cancelled() => return,
             }
@@ -357,6 +382,7 @@ impl Keeper {
             }
             None => {}
         }
+        self.notes.refresh();
         self.top.fade();
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
             tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");
@@ -389,6 +415,7 @@ impl Keeper {
         match self.keys.as_mut().map(KeyWatch::changed) {
             Some(Ok(Some(keys))) => {
                 tracing::info!(target: "limiter::api", keys = keys.len(), "read the changed key file");
+                self.keys_in_force.replace(keys.clone());
                 self.gate.replace_keys(keys);
                 Seen::NewKeys
             }
@@ -404,6 +431,7 @@ impl Keeper {
 /// Makes keys from Redis effective.
 struct FollowedUser {
     gate: Arc<Gate>,
+    keys: KeysInForce,
     status: Arc<StatusSource>,
     reload: Arc<Notify>,
 }
@@ -411,15 +439,19 @@ struct FollowedUser {
 impl KeyUser for FollowedUser {
     fn replace(&mut self, keys: KeyStore) {
         tracing::info!(target: "limiter::api", keys = keys.len(), "API keys have changed in Redis");
+        self.keys.replace(keys.clone());
         self.gate.replace_keys(keys);
         if self.status.policy_error().is_some() {
-            // A policy may have been refused for a plan that keys had.
+            // A policy may have been refused for the secret, which was not there.
             self.reload.notify_one();
         }
     }
 
     fn known(&mut self) {
-        self.status.set_ready();
+        if !self.status.is_ready() {
+            self.status.set_ready();
+            tracing::info!(target: "limiter::api", "ready: the API keys are known");
+        }
     }
 }
 

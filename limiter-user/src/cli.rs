@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Parser, Subcommand, error::ErrorKind};
+use clap::{ArgGroup, Args, Parser, Subcommand, error::ErrorKind};
 use ipnet::IpNet;
 
 use crate::{
@@ -54,7 +54,7 @@ pub enum Command {
     Validate(ConfigArg),
     /// Say what of this host would not work, and the remedy; changes nothing.
     Doctor(DoctorArgs),
-    /// Show interfaces, counters, store and nodes of the running agent.
+    /// Show interfaces, counters by rule and reason, blocks, store and live nodes of the running agent.
     Status(StatusArgs),
     /// Show who sends most at this time, and of whom most is dropped.
     Top(TopArgs),
@@ -64,7 +64,7 @@ pub enum Command {
     Block(PrefixForArgs),
     /// Pass packets from a prefix, whatever the limits say.
     Allow(PrefixForArgs),
-    /// Take back a block.
+    /// Take back a block, and what the agent has pushed for addresses in the prefix.
     Unblock(PrefixArgs),
     /// Take back an allow.
     Unallow(PrefixArgs),
@@ -126,11 +126,12 @@ pub struct TopArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("whose").args(["key", "user", "session", "ip"]).required(true).multiple(true))]
 pub struct CheckArgs {
     #[command(flatten)]
     pub config: ConfigArg,
-    /// API key that the request presents; without one, --user, --session or --ip is needed.
-    #[arg(long, value_name = "KEY", required_unless_present_any = ["ip", "user", "session"])]
+    /// API key that the request presents.
+    #[arg(long, value_name = "KEY")]
     pub key: Option<String>,
     /// User that the gateway has authenticated itself.
     #[arg(long, conflicts_with = "key")]
@@ -151,9 +152,9 @@ pub struct CheckArgs {
     /// An attribute that rules count by; can be given several times.
     #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = attribute)]
     pub attributes: Vec<(String, String)>,
-    /// How much of each limit the request takes.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    pub cost: u64,
+    /// How much of each limit the request takes; 0 charges nobody, as --peek does, and less gives back.
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
+    pub cost: i64,
     /// Decide without charging anybody.
     #[arg(long)]
     pub peek: bool,
@@ -393,6 +394,8 @@ mod tests {
             "limiter check --key K --path /x",
             "limiter check --session s_1 --path /x",
             "limiter check --ip 192.0.2.1 --method POST --path /x --cost 5 --peek",
+            "limiter check --key K --cost 0",
+            "limiter check --key K --cost -2",
             "limiter check --ip 192.0.2.1 --attribute tenant=x --attribute region=a=b",
             "limiter block 192.0.2.0/24 --for 10m",
             "limiter block 192.0.2.1",
@@ -433,7 +436,7 @@ mod tests {
             ("limiter block 192.0.2.1 --for 10", Exit::Usage),
             ("limiter block 192.0.2.1 --for 0s", Exit::Usage),
             ("limiter check --path /x", Exit::Usage),
-            ("limiter check --key K --cost 0", Exit::Usage),
+            ("limiter check --key K --cost one", Exit::Usage),
             ("limiter check --key K --attribute tenant", Exit::Usage),
             ("limiter check --key K --session s_1", Exit::Usage),
             ("limiter top --rows 0", Exit::Usage),

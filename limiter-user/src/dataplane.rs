@@ -89,6 +89,8 @@ pub struct AclListing {
     pub origin: Origin,
     /// `None` for an entry that stays.
     pub remaining: Option<Duration>,
+    /// An operator's, which counts only once the policy no longer lists the same prefix.
+    pub is_behind_policy: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -62,6 +62,11 @@ const CHECKS: &[Check] = &[
         look: Look::KeyStore(configuration::key_copy),
     },
     Check {
+        name: "api",
+        why: "the API that gateways ask has no password: it believes whoever reaches it",
+        look: Look::Always(configuration::api),
+    },
+    Check {
         name: "packets",
         why: "packets are limited on the interfaces of xdp.interfaces alone",
         look: Look::Always(configuration::packet_layer),

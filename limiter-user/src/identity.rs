@@ -4,6 +4,7 @@ pub mod api_key;
 pub mod client_address;
 mod entries;
 mod forwarded;
+pub mod in_force;
 pub mod jwt;
 mod key_copy;
 pub mod key_file;
@@ -18,7 +19,7 @@ pub use self::{
     api_key::KeySecret,
     client_address::{AddressHeader, Arrival, ClientAddress, client_address},
     entries::{Entries, KeyOwner},
-    jwt::{Jwt, JwtWatch, Verified},
+    jwt::{Jwt, JwtWatch, Refusals, Verified},
     key_file::{KeyLookup, KeyStore},
     key_follower::{FollowedKeys, KeyFollower},
     known_key::{Foreseen, KnownKey, KnownKeys},

@@ -2,6 +2,8 @@
 //!
 //! Labels come from rules, enums and map names; never from an address or a key.
 
+#[cfg(test)]
+mod documented;
 mod durations;
 
 use std::{
@@ -426,6 +428,8 @@ pub struct Snapshot {
     pub shares: Vec<(Arc<str>, u32)>,
     /// Reports of load by what they were.
     pub reports: [(&'static str, u64); 3],
+    /// Files by what they hold, and whether they cannot be used as they were last read.
+    pub files_not_in_force: [(&'static str, bool); 3],
     pub pressure: pressure::Reading,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<Shared>,
@@ -435,6 +439,8 @@ pub struct Snapshot {
     pub leases: Option<LeaseStats>,
     /// API keys in Redis; `None` where they are in a file.
     pub keys: Option<FollowedState>,
+    /// Tokens that are not valid, by why; none where tokens are not believed.
+    pub refused_tokens: Vec<(&'static str, u64)>,
 }
 
 /// Sharing through Redis.
@@ -492,6 +498,12 @@ impl<S: Source> Collector for Scraped<S> {
             let labels = [("interface", &**interface)];
             ConstGauge::new(i64::from(*is_attached)).encode(family.encode_family(&labels)?)?;
         }
+        let help =
+            "1 while a file cannot be used as it was last read: what was in force before stays, and a start would fail";
+        let mut family = encoder.encode_descriptor("file_not_in_force", help, None, MetricType::Gauge)?;
+        for (file, is_wrong) in snapshot.files_not_in_force {
+            ConstGauge::new(i64::from(is_wrong)).encode(family.encode_family(&[("file", file)])?)?;
+        }
         encode_losses(&mut encoder, &snapshot.events)?;
         encode_pressure(&mut encoder, &snapshot)?;
         encode_memory(&mut encoder, &snapshot.memory)?;
@@ -505,6 +517,13 @@ impl<S: Source> Collector for Scraped<S> {
         }
         if let Some(keys) = &snapshot.keys {
             encode_keys(&mut encoder, keys)?;
+        }
+        if !snapshot.refused_tokens.is_empty() {
+            let help = "Tokens that were answered with 401, by why they are not valid";
+            let mut family = encoder.encode_descriptor("tokens_refused", help, None, MetricType::Counter)?;
+            for (reason, count) in &snapshot.refused_tokens {
+                ConstCounter::new(*count).encode(family.encode_family(&[("reason", *reason)])?)?;
+            }
         }
         let info =
             encoder.encode_descriptor("build", "Version of the agent and of its maps", None, MetricType::Info)?;
@@ -612,7 +631,8 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::R
 }
 
 fn encode_breakers(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::Result {
-    let help = "Whether a Redis is asked (0), left alone since it fails (1), or tried (2)";
+    let help = "Whether a Redis is asked (0), left alone since it fails (1), or tried (2): the worse of how the background and requests \
+                have it";
     let mut family = encoder.encode_descriptor("breaker_state", help, None, MetricType::Gauge)?;
     for shard in &shared.shards {
         let state = match shard.state {
@@ -623,7 +643,8 @@ fn encode_breakers(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt:
         ConstGauge::new(state).encode(family.encode_family(&[("shard", &*shard.name)])?)?;
     }
     let BreakerCounts { opened, closed, failed_probes, refused, .. } = shared.breakers;
-    let help = "Times that a Redis was left alone (open), and asked again (closed)";
+    let help =
+        "Times that a Redis was left alone (open), and asked again (closed), by the background and by requests alike";
     let mut family = encoder.encode_descriptor("breaker_transitions", help, None, MetricType::Counter)?;
     for (to, count) in [("open", opened), ("closed", closed)] {
         ConstCounter::new(count).encode(family.encode_family(&[("to", to)])?)?;

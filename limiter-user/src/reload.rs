@@ -15,10 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     active::{Active, SharedActive},
-    api::gate::Gate,
+    cli::validate,
     clock::SharedClock,
     config::{Config, ConfigErrors, Environment, XdpConfig, difference},
     dataplane::{Dataplane, DataplaneError, ErrorKind, LiveSettings},
+    identity::in_force::KeysInForce,
     metrics::{Metrics, ReloadResult},
     policy::Policy,
     pressure::Pressure,
@@ -35,11 +36,13 @@ const LOOK: Duration = Duration::from_millis(500);
 pub struct Reloader {
     /// As the agent was started with.
     pub(crate) config: Config,
+    /// What of its settings is in force, as it was last read.
+    pub(crate) live: LiveSettings,
     pub(crate) environment: Environment,
     pub(crate) watch: FileWatch,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) active: SharedActive,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) keys: KeysInForce,
     pub(crate) pressure: Arc<Pressure>,
     pub(crate) dataplane: Option<Arc<dyn Dataplane>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -118,10 +121,28 @@ impl Reloader {
     fn reload(&mut self, what: What) {
         self.watch.mark_read();
         let file = self.watch.path().display().to_string();
+        let before = self.active.load_full();
         let result = match self.read_and_put_in_force(what) {
-            Ok(active) => {
+            Ok((active, settings)) => {
                 let (rules, packet_rules) = (active.policy.rules.len(), active.policy.packet_rules.len());
-                tracing::info!(target: "limiter", file, rules, packet_rules, "the changed policy is in force");
+                match what {
+                    What::Policy => {
+                        tracing::info!(target: "limiter", file, rules, packet_rules, "the changed policy is in force");
+                    }
+                    What::ConfigurationAndPolicy => {
+                        let policy = if active.policy.text == before.policy.text { "the same" } else { "changed" };
+                        let changed = if settings.is_empty() { "none".to_owned() } else { settings.join(", ") };
+                        tracing::info!(
+                            target: "limiter",
+                            file,
+                            rules,
+                            packet_rules,
+                            policy,
+                            changed_settings = changed,
+                            "configuration and policy were read again, and are in force"
+                        );
+                    }
+                }
                 self.status.set_policy_error(None);
                 ReloadResult::Ok
             }
@@ -143,9 +164,10 @@ impl Reloader {
         self.metrics.policy_reloaded(result);
     }
 
-    fn read_and_put_in_force(&self, what: What) -> Result<Arc<Active>, ReloadError> {
+    /// Names the settings that have changed with it.
+    fn read_and_put_in_force(&mut self, what: What) -> Result<(Arc<Active>, Vec<&'static str>), ReloadError> {
         if what == What::Policy {
-            return self.put_in_force(Policy::load(self.watch.path())?, None);
+            return Ok((self.put_in_force(Policy::load(self.watch.path())?, None)?, Vec::new()));
         }
         // All mistakes of both.
         let read = Config::load(&self.config.path, self.environment.clone());
@@ -162,19 +184,23 @@ impl Reloader {
             // The packet layer is off since the start.
             needs_restart.push("xdp.interfaces");
         }
-        let active = self.put_in_force(policy, Some(&live_settings(&config.xdp)))?;
+        let live = live_settings(&config.xdp);
+        let active = self.put_in_force(policy, Some(&live))?;
         for name in &needs_restart {
             tracing::warn!(target: "limiter", "{name} has changed in the configuration, which needs a restart");
         }
         self.status.set_needs_restart(needs_restart);
-        Ok(active)
+        // Without a packet layer none of them does anything.
+        let changed = self.dataplane.as_ref().map(|_| self.live.changed_to(&live)).unwrap_or_default();
+        self.live = live;
+        Ok((active, changed))
     }
 
     fn put_in_force(&self, policy: Policy, settings: Option<&LiveSettings>) -> Result<Arc<Active>, ReloadError> {
         if policy.is_blank() && !self.active.load().policy.is_blank() {
             return Err(ReloadError::Emptied { file: self.watch.path().display().to_string() });
         }
-        self.gate.check_policy(&self.config, &policy)?;
+        validate::check_policy(&self.config, &policy, &self.keys.get()).or(Some(()))?;
         match (&self.dataplane, settings) {
             (Some(dataplane), Some(settings)) => dataplane.reconfigure(settings, &policy)?,
             (Some(dataplane), None) => dataplane.reload(&policy)?,
@@ -188,7 +214,8 @@ impl Reloader {
     }
 }
 
-fn live_settings(xdp: &XdpConfig) -> LiveSettings {
+/// What takes effect without a restart.
+pub(crate) fn live_settings(xdp: &XdpConfig) -> LiveSettings {
     LiveSettings {
         interfaces: xdp.interfaces.clone(),
         protect: xdp.protect.clone(),
@@ -203,13 +230,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        api::callers::Callers,
         clock::Clock,
         dataplane::{Protect, fake::FakeDataplane},
-        host::HostAddresses,
-        identity::KeyStore,
-        limiter::Limiter,
-        push::Pusher,
         store::memory::MemoryStore,
     };
 
@@ -231,20 +253,14 @@ mod tests {
             None,
             Arc::clone(&pressure),
         );
-        let prefixes = config.identity.prefixes;
-        let limiter = Limiter::new(Arc::clone(&active), counters, Arc::clone(&clock) as Arc<dyn Clock>, prefixes);
-        let keys = KeyStore::load(&file.with_extension("keys"), &file.with_extension("secret")).unwrap();
-        let pusher = Pusher::disabled(Arc::clone(&metrics));
-        let host = Arc::new(HostAddresses::default());
-        let callers = Callers::new(&config.identity, keys, false, None, Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
-        let gate = Gate::new(limiter, callers, Vec::new(), host, pusher, Arc::clone(&metrics));
         Reloader {
+            live: live_settings(&config.xdp),
             config,
             environment: Environment::default(),
             watch,
             trusted_proxies: Vec::new(),
             active,
-            gate: Arc::new(gate),
+            keys: KeysInForce::default(),
             pressure,
             dataplane,
             metrics,

@@ -18,7 +18,7 @@ use crate::{
     clock::Stopwatch,
     config::{Config, StoreKind},
     dataplane::{AclListing, BudgetListing, Dataplane, DataplaneError, List, RuleCounter},
-    identity::FollowedKeys,
+    identity::{FollowedKeys, Refusals},
     limiter::Kind,
     metrics::{RuleMetrics, Shared, Snapshot, Source},
     policy::{Adaptive, Limit, Rule},
@@ -44,8 +44,17 @@ pub struct Status {
     pub degraded: bool,
     #[serde(default)]
     pub degraded_by: Vec<String>,
+    /// What is right and yet may surprise.
+    #[serde(default)]
+    pub notes: Vec<String>,
     pub xdp: Option<XdpStatus>,
     pub policy: PolicyStatus,
+    /// Why the key file as it was last read is not in force.
+    #[serde(default)]
+    pub key_file_error: Option<String>,
+    /// Why the keys of tokens as they were last read are not in force.
+    #[serde(default)]
+    pub token_keys_error: Option<String>,
     pub store: StoreStatus,
     /// Of API keys in Redis; `None` where they are in a file.
     #[serde(default)]
@@ -212,6 +221,9 @@ pub struct StatusSource {
     active: SharedActive,
     policy_file: String,
     policy_error: Mutex<Option<String>>,
+    key_file_error: Mutex<Option<String>>,
+    token_keys_error: Mutex<Option<String>>,
+    notes: Mutex<Vec<String>>,
     needs_restart: Mutex<Vec<&'static str>>,
     store: &'static str,
     counters: Arc<MemoryStore>,
@@ -219,6 +231,7 @@ pub struct StatusSource {
     shared: Option<(SyncStatus, RedisStore)>,
     leases: Option<Leases>,
     keys: Option<FollowedKeys>,
+    refusals: Option<Arc<Refusals>>,
     pressure: Arc<Pressure>,
     ready: AtomicBool,
 }
@@ -244,6 +257,9 @@ impl StatusSource {
             active,
             policy_file: config.policy.file.display().to_string(),
             policy_error: Mutex::new(None),
+            key_file_error: Mutex::new(None),
+            token_keys_error: Mutex::new(None),
+            notes: Mutex::new(Vec::new()),
             needs_restart: Mutex::new(Vec::new()),
             store: match config.store.kind {
                 StoreKind::Memory => "memory",
@@ -254,6 +270,7 @@ impl StatusSource {
             shared,
             leases: None,
             keys: None,
+            refusals: None,
             pressure,
             ready: AtomicBool::new(false),
         }
@@ -273,6 +290,13 @@ impl StatusSource {
         self
     }
 
+    /// Says how many tokens were refused.
+    #[must_use]
+    pub fn with_refusals(mut self, refusals: Option<Arc<Refusals>>) -> Self {
+        self.refusals = refusals;
+        self
+    }
+
     /// Everything is bound and loaded, and requests are answered.
     pub fn set_ready(&self) {
         self.ready.store(true, Ordering::Release);
@@ -289,6 +313,30 @@ impl StatusSource {
 
     pub fn policy_error(&self) -> Option<String> {
         self.policy_error.lock().clone()
+    }
+
+    /// What is wrong with the key file, and with the keys of tokens, as they were last read.
+    pub fn set_key_errors(&self, key_file: Option<&str>, token_keys: Option<&str>) {
+        for (shown, error) in [(&self.key_file_error, key_file), (&self.token_keys_error, token_keys)] {
+            let mut shown = shown.lock();
+            if shown.as_deref() != error {
+                *shown = error.map(str::to_owned);
+            }
+        }
+    }
+
+    pub fn set_notes(&self, notes: Vec<String>) {
+        *self.notes.lock() = notes;
+    }
+
+    /// Files that were read and cannot be used: what was in force before stays, and the next start fails.
+    pub fn files_not_in_force(&self) -> [(&'static str, bool); 3] {
+        let is_wrong = |error: &Mutex<Option<String>>| error.lock().is_some();
+        [
+            ("policy", is_wrong(&self.policy_error)),
+            ("api_keys", is_wrong(&self.key_file_error)),
+            ("token_keys", is_wrong(&self.token_keys_error)),
+        ]
     }
 
     /// What the running agent does not have of the configuration, as it was last read.
@@ -332,11 +380,31 @@ impl StatusSource {
             });
         }
         // Of several, one may be missing while the others are shared with.
-        let open = self.shards().into_iter().filter(|shard| shard.state != BreakerState::Closed);
-        by.extend(open.map(|shard| format!("Redis {} is left alone: rules follow their on_store_failure", shard.name)));
+        let in_background = self.shared.as_ref().map(|(_, redis)| redis.shards()).unwrap_or_default();
+        let of_requests: Vec<_> = self.leases.iter().flat_map(|leases| leases.store().shards()).collect();
+        let is_open = |shards: &[Shard], name: &str| {
+            shards.iter().any(|shard| shard.name == name && shard.state != BreakerState::Closed)
+        };
+        for Shard { name, .. } in self.shards().into_iter().filter(|shard| shard.state != BreakerState::Closed) {
+            let by_whom = match (is_open(&in_background, &name), is_open(&of_requests, &name)) {
+                (true, false) => "by sharing in the background",
+                (false, true) => "by requests that ask it",
+                (true, true) | (false, false) => "by sharing in the background and by requests that ask it",
+            };
+            by.push(format!("Redis {name} is left alone {by_whom}: rules follow their on_store_failure"));
+        }
         by.extend(self.keys.iter().filter_map(FollowedKeys::degraded_by));
         let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());
         by.extend(missing.map(|interface| format!("nothing is limited on {}: {}", interface.name, interface.reason)));
+        let files = [
+            (&self.policy_error, "the policy or the configuration"),
+            (&self.key_file_error, "the key file"),
+            (&self.token_keys_error, "the keys of tokens"),
+        ];
+        let wrong = files.iter().filter(|(error, _)| error.lock().is_some());
+        by.extend(wrong.map(|(_, what)| {
+            format!("{what} cannot be used as last read, and a start would fail: \"limiter validate\" says why")
+        }));
         by
     }
 
@@ -354,6 +422,9 @@ impl StatusSource {
             ready: self.is_ready(),
             degraded: !degraded_by.is_empty(),
             degraded_by,
+            notes: self.notes.lock().clone(),
+            key_file_error: self.key_file_error.lock().clone(),
+            token_keys_error: self.token_keys_error.lock().clone(),
             xdp: self.dataplane.as_deref().map(xdp),
             policy: PolicyStatus {
                 file: self.policy_file.clone(),
@@ -491,7 +562,7 @@ fn xdp(dataplane: &dyn Dataplane) -> XdpStatus {
 /// A list, and how many prefixes of the policy are left out of it.
 fn entries(listing: Vec<AclListing>) -> (Vec<Entry>, u64) {
     let (mut entries, mut of_policy) = (Vec::new(), 0u64);
-    for AclListing { prefix, origin, remaining, .. } in listing {
+    for AclListing { prefix, origin, remaining, is_behind_policy, .. } in listing {
         let reason = match origin {
             Origin::Policy => {
                 of_policy += 1;
@@ -500,6 +571,7 @@ fn entries(listing: Vec<AclListing>) -> (Vec<Entry>, u64) {
                 }
                 "policy"
             }
+            Origin::Operator if is_behind_policy => "operator, counts once the policy does not list it",
             Origin::Operator => "operator",
         };
         let remaining_ms = remaining.map(millis);
@@ -546,6 +618,7 @@ impl Source for Arc<StatusSource> {
             memory: self.counters.stats(),
             shares: self.shares(),
             reports: self.pressure.counts(),
+            files_not_in_force: self.files_not_in_force(),
             pressure: self.pressure.reading(),
             shared: self.shared.as_ref().map(|(sync, redis)| Shared {
                 sync: sync.get(),
@@ -557,6 +630,7 @@ impl Source for Arc<StatusSource> {
             overshoot_bounds: self.shared.as_ref().map(|(sync, _)| sync.overshoot_bounds()).unwrap_or_default(),
             leases: self.leases.as_ref().map(Leases::stats),
             keys: self.keys.as_ref().map(FollowedKeys::get),
+            refused_tokens: self.refusals.as_ref().map(|refusals| refusals.counts().collect()).unwrap_or_default(),
         }
     }
 }

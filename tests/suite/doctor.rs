@@ -100,6 +100,7 @@ async fn a_good_host_is_all_ok_and_is_not_changed() {
         *counts.entry(finding.check.as_str()).or_insert(0) += 1;
     }
     let once = [
+        "api",
         "bpffs",
         "bpffs.schema",
         "bpffs.writable",
@@ -147,7 +148,7 @@ fn without_interfaces_the_kernel_is_not_looked_at() {
     let setup = Setup::new("[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"secret\"\n", "");
     let report = Report::new(&setup.run(&["doctor", "--json"]));
     let checks: Vec<_> = report.findings.iter().map(|finding| finding.check.as_str()).collect();
-    assert_eq!((report.exit, checks), (Some(0), vec!["config", "config.key_file", "packets"]));
+    assert_eq!((report.exit, checks), (Some(0), vec!["config", "config.key_file", "api", "packets"]));
 }
 
 /// Something wrong, and what is said about it.
@@ -312,6 +313,34 @@ fn each_finding_of_a_host_is_provoked() {
             ..GOOD
         },
         Case {
+            name: "pins below folders that are not there",
+            prepare: |net, setup| {
+                let (pin_dir, nested) = (net.pin_dir().display().to_string(), net.pin_dir().join("a/b"));
+                setup.configure(
+                    &packets(&[INTERFACE], Path::new(&pin_dir)).replace(&pin_dir, &nested.display().to_string()),
+                );
+            },
+            check: "bpffs.writable",
+            status: "ok",
+            exit: 0,
+            found: "may write to",
+            ..GOOD
+        },
+        Case {
+            name: "an API that other hosts reach",
+            prepare: |_, setup| {
+                let text = fs::read_to_string(setup.path("limiter.toml")).expect("the configuration");
+                let http = text.lines().find(|line| line.starts_with("http = ")).expect("a line").to_owned();
+                setup.write("limiter.toml", &text.replace(&http, "http = \"0.0.0.0:7070\""));
+            },
+            check: "api",
+            status: "warning",
+            exit: 0,
+            found: "api.http = \"0.0.0.0:7070\" is open to other hosts",
+            remedy: "127.0.0.1:7070",
+            ..GOOD
+        },
+        Case {
             name: "a policy that is wrong",
             prepare: |_, setup| setup.write("policy.toml", "alow = []\n"),
             check: "config",
@@ -354,7 +383,10 @@ fn a_program_of_somebody_else_is_named() {
     let finding = report.of("interface.program");
     assert_eq!((report.exit, report.unwell()), (Some(69), vec!["interface.program"]), "{report:#?}");
     assert!(finding.found.contains("the program \"limiter\" of another owner"), "{finding:?}");
-    assert!(finding.remedy.as_ref().is_some_and(|remedy| remedy.contains(&format!("dev {INTERFACE} xdp off"))));
+    // "ip link … xdp off" does nothing to a program that a link holds.
+    assert!(
+        finding.remedy.as_ref().is_some_and(|remedy| remedy.contains("run \"limiter unpin\" with the xdp.pin_dir"))
+    );
 }
 
 #[test]
@@ -364,6 +396,28 @@ fn pins_elsewhere_than_on_a_bpf_file_system_are_an_error() {
     let report = examine(&net, &setup);
     assert_eq!((report.exit, report.unwell()), (Some(69), vec!["bpffs"]), "{report:#?}");
     assert!(report.of("bpffs").remedy.as_ref().is_some_and(|remedy| remedy.contains("mount -t bpf")));
+}
+
+#[test]
+fn pins_that_would_end_with_the_agent_are_a_warning() {
+    let net = TestNet::new();
+    let setup = Setup::new(&packets(&[INTERFACE], net.pin_dir()), RULE);
+    // As "ip netns exec" does it: another mount namespace, with nothing on /sys/fs/bpf.
+    let mut inside = std::process::Command::new("unshare");
+    inside.args(["--mount", "sh", "-c", "while umount /sys/fs/bpf 2>/dev/null; do :; done; exec \"$0\" \"$@\""]);
+    let command = setup.command(&["doctor", "--json"]);
+    inside.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        inside.env(name, value.unwrap_or_default());
+    }
+    let report = Report::new(&net.gateway(|| inside.output()).expect("unshare"));
+    let finding = report.of("bpffs");
+    assert_eq!((report.exit, finding.status.as_str()), (Some(0), "warning"), "{report:#?}");
+    assert!(finding.found.contains("what is pinned there ends with the agent"), "{finding:?}");
+    assert!(
+        finding.remedy.as_ref().is_some_and(|remedy| remedy.contains("nsenter --net=/run/netns/NAME")),
+        "{finding:?}"
+    );
 }
 
 #[test]
@@ -404,6 +458,8 @@ struct RedisCase {
     commands: &'static [&'static [&'static str]],
     username: &'static str,
     password: &'static str,
+    /// `standalone` unless given.
+    mode: &'static str,
     check: &'static str,
     status: &'static str,
     found: &'static str,
@@ -418,6 +474,7 @@ async fn each_finding_of_redis_is_provoked() {
         commands: &[],
         username: "",
         password: "",
+        mode: "standalone",
         check: "",
         status: "error",
         found: "",
@@ -477,7 +534,7 @@ async fn each_finding_of_redis_is_provoked() {
             password: "pw",
             check: "redis.permissions",
             found: "SCRIPT LOAD: ",
-            remedy: "+evalsha +script|load",
+            remedy: "redis-cli acl setuser plain '~rl:*' +evalsha '+script|load' +get",
             ..GOOD
         },
         RedisCase {
@@ -512,6 +569,18 @@ async fn each_finding_of_redis_is_provoked() {
             ..GOOD
         },
         RedisCase {
+            name: "a user of a cluster who may not ask for its slots",
+            arguments: &["--cluster-enabled", "yes"],
+            commands: &[&["ACL", "SETUSER", "noslots", "on", ">pw", "~rl:*", "+@all", "-cluster"]],
+            username: "noslots",
+            mode: "cluster",
+            password: "pw",
+            check: "redis",
+            found: "",
+            remedy: "redis-cli acl setuser noslots '~rl:*' +evalsha",
+            ..GOOD
+        },
+        RedisCase {
             name: "a replica",
             commands: &[&["REPLICAOF", "127.0.0.1", "1"]],
             check: "redis.permissions",
@@ -524,7 +593,7 @@ async fn each_finding_of_redis_is_provoked() {
         for command in case.commands {
             let _: redis::Value = server.run(command).await;
         }
-        let report = ask(&server, case.username, case.password).await;
+        let report = ask(&server, case.mode, case.username, case.password).await;
         let Finding { status, found, remedy, .. } = report.of(case.check);
         let exit = match (case.status, case.check) {
             ("error", "redis.topology") => 78,
@@ -542,10 +611,10 @@ async fn each_finding_of_redis_is_provoked() {
 async fn a_redis_that_is_away_or_does_not_answer_is_an_error() {
     let mut server = RedisServer::start().await;
     server.freeze();
-    let frozen = ask(&server, "", "").await;
+    let frozen = ask(&server, "standalone", "", "").await;
     server.thaw();
     server.kill();
-    let away = ask(&server, "", "").await;
+    let away = ask(&server, "standalone", "", "").await;
     for (report, found) in [(frozen, "does not answer within 1 s"), (away, "refused")] {
         let finding = report.of("redis");
         assert_eq!((report.exit, finding.status.as_str()), (Some(69), "error"), "{report:#?}");
@@ -555,10 +624,10 @@ async fn a_redis_that_is_away_or_does_not_answer_is_an_error() {
     }
 }
 
-async fn ask(server: &RedisServer, username: &str, password: &str) -> Report {
+async fn ask(server: &RedisServer, mode: &str, username: &str, password: &str) -> Report {
     let mut configuration = format!(
         "[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"secret\"\n\
-         [store]\nkind = \"redis\"\n[store.redis]\nurls = [\"{}\"]\ntimeout = \"1s\"\n",
+         [store]\nkind = \"redis\"\n[store.redis]\nurls = [\"{}\"]\ntimeout = \"1s\"\nmode = \"{mode}\"\n",
         server.url()
     );
     if !username.is_empty() {

@@ -635,12 +635,21 @@ fn doctor_and_configuration_know_the_key_store() {
     setup.configure(&in_redis(&redis));
 
     // Keys of plans that the policy does not have are noted, and hinder no start.
-    setup.add_key("c_2", "pro");
+    let of_pro = setup.add_key("c_2", "pro");
     setup.write("policy.toml", &POLICY.replace("[plans.pro]\n", "").replace(", pro = 200000", ""));
     let validated = setup.run(&["validate"]);
     assert!(validated.status.success(), "{validated:?}");
     assert!(stderr(&validated).contains("the policy has no plan \"pro\""), "{validated:?}");
     assert!(stdout(&validated).contains("2 API keys"), "{validated:?}");
+
+    // Nor a reload of an agent that runs.
+    setup.write("policy.toml", POLICY);
+    let agent = setup.start();
+    assert_eq!(agent.check(&[("X-API-Key", &*of_pro)]).header("x-ratelimit-limit"), Some("200000"));
+    agent.reload(&POLICY.replace("[plans.pro]\n", "").replace(", pro = 200000", ""));
+    assert_eq!(agent.check(&[("X-API-Key", &*of_pro)]).header("x-ratelimit-limit"), Some("100000"));
+    until("it is noted", START, || agent.status()["notes"].to_string().contains("no plan").then_some(()));
+    drop(agent);
 
     setup.configure("[identity]\nkey_store = \"redis\"\n");
     let refused = setup.run(&["validate"]);

@@ -802,6 +802,23 @@ fn maps_of(program: u32) -> Vec<u32> {
 }
 
 #[test]
+fn folders_above_the_pins_are_made_and_a_start_that_fails_removes_them() {
+    let net = TestNet::new();
+    let mut world = world(&net);
+    world.config.pin_dir = net.pin_dir().join("of/us");
+    let interfaces = std::mem::replace(&mut world.config.interfaces, vec!["nosuch0".to_owned()]);
+    assert!(matches!(try_start(&net, &world), Err(DataplaneError::NoSuchInterface { .. })));
+    assert!(!net.pin_dir().exists(), "nothing stays");
+    world.config.interfaces = interfaces;
+    drop(start(&net, &world));
+    assert!(xdp(&net, INTERFACE).is_some());
+    let unpinned = net.gateway(|| unpin(&world.config.pin_dir)).expect("unpin");
+    assert_eq!(unpinned.links, 1);
+    // The folders above are whoever's they are.
+    fs::remove_dir(net.pin_dir().join("of")).expect("an empty folder");
+}
+
+#[test]
 fn a_pin_directory_elsewhere_is_refused() {
     let net = TestNet::new();
     let mut world = world(&net);

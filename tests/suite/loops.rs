@@ -289,7 +289,11 @@ fn operators_block_and_allow_for_a_time() {
 
     let started = Stopwatch::start();
     let blocked = run(&["block", "10.203.0.0/24", "--for", "2s"]);
-    assert_eq!(String::from_utf8_lossy(&blocked.stdout), "all of 10.203.0.0/24 is dropped, for 2s\n", "{blocked:?}");
+    assert_eq!(
+        String::from_utf8_lossy(&blocked.stdout),
+        "packets from 10.203.0.0/24 to what xdp.protect names are dropped, for 2s\n",
+        "{blocked:?}"
+    );
     assert_eq!(ask(&net, client, &gateway), None);
     assert_eq!(ask(&net, allowed, &gateway), Some(200), "allow goes first");
     until("the block is over", WAIT, || ask(&net, client, &gateway));
@@ -306,6 +310,17 @@ fn operators_block_and_allow_for_a_time() {
     // What the policy has holds without an end, whatever an operator says.
     let known = run(&["allow", &allowed.to_string(), "--for", "1m"]);
     assert!(String::from_utf8_lossy(&known.stdout).contains("the policy file says so already"), "{known:?}");
+    let behind = format!("allow {allowed}/32 (operator, counts once the policy does not list it) for ");
+    let status = || String::from_utf8(run(&["status"]).stdout).expect("text");
+    assert!(status().contains(&behind), "{}", status());
+    let taken_back = run(&["unallow", &allowed.to_string()]);
+    assert!(String::from_utf8_lossy(&taken_back.stdout).contains("the policy file allows it still"), "{taken_back:?}");
+    assert!(!status().contains(&behind), "{}", status());
+    let refused = run(&["unallow", &allowed.to_string()]);
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("the policy file has it, remove it there"),
+        "{refused:?}"
+    );
 
     let refused = run(&["block", &allowed.to_string()]);
     assert_eq!(refused.status.code(), Some(64), "{refused:?}");

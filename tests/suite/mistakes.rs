@@ -158,6 +158,31 @@ fn commands_without_an_agent_say_how_to_start_one() {
 }
 
 #[test]
+fn a_command_that_cannot_be_done_says_what_is_missing() {
+    let setup = Setup::new("[identity]\nkey_file = \"none/keys.toml\"\nkey_secret_file = \"none/secret\"\n", "");
+    for (arguments, variable, exit, says) in [
+        (
+            &["keys", "add"][..],
+            ("", ""),
+            78,
+            "none/keys.toml: identity.key_file: its folder is not there: make it first",
+        ),
+        (&["check"], ("", ""), 64, "<--key <KEY>|--user <USER>|--session <VALUE>|--ip <ADDRESS>>"),
+        (&["validate"], ("LIMITER_LOG", "blah"), 78, "variable LIMITER_LOG: \"blah\" names no level"),
+        (&["run"], ("LIMITER_LOG_FORMAT", "yaml"), 78, "neither \"text\" nor \"json\""),
+    ] {
+        let mut command = setup.command(arguments);
+        if !variable.0.is_empty() {
+            command.env(variable.0, variable.1);
+        }
+        let output = command.output().expect("running the binary");
+        assert_eq!(output.status.code(), Some(exit), "{arguments:?}: {output:?}");
+        assert!(said(&output).contains(says), "{arguments:?}: {output:?}");
+        assert!(!setup.path("none").exists());
+    }
+}
+
+#[test]
 fn validate_agrees_with_run_and_changes_nothing() {
     let setup = Setup::new("[push]\nmax_block = \"0s\"\n", "allow = [\"nonsense\"]\n");
     let output = setup.run(&["validate"]);

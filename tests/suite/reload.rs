@@ -185,13 +185,59 @@ fn api_keys_follow_the_policy() {
     let key = setup.add_key("c_1", "pro");
     let header = [("X-API-Key", &*key)];
     until("the key is known", WAIT, || (agent.check(&header).status == 200).then_some(()));
+    // A plan is retired: whoever has it goes on with the limits of those without one, and it is noted.
+    let note = |agent: &Agent<'_>| agent.status()["notes"].to_string();
     setup.replace("policy.toml", &rule("r", 5));
     agent.hang_up();
-    until("a plan that a key has cannot go", WAIT, || (agent.reloads("invalid") == 1.0).then_some(()));
-    let error = agent.status()["policy"]["error"].to_string();
-    assert!(error.contains("keys.toml") && error.contains("no plan \\\"pro\\\""), "{error}");
+    until("a plan that a key has can go, and it is noted", WAIT, || {
+        note(&agent).contains("has no plan \\\"pro\\\"").then_some(())
+    });
+    let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
+    assert!(shown.contains("note: ") && shown.contains("keys.toml:1: keys.plan: the policy has no plan"), "{shown}");
+    assert!(setup.log().contains("the policy has no plan \"pro\""), "{}", setup.log());
+    assert_eq!(agent.check(&header).status, 200);
+    for arguments in [&["validate"][..], &["policy", "diff"]] {
+        let output = setup.run(arguments);
+        assert!(output.status.success(), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("has no plan \"pro\""), "{output:?}");
+    }
+    assert!(agent.stop().success());
+    let agent = setup.start();
+    assert_eq!(agent.check(&header).status, 200, "a start takes it as well");
     setup.replace("keys.toml", "# none\n");
-    until("the policy is tried again with other keys", WAIT, || (agent.reloads("ok") == 2.0).then_some(()));
+    until("the key is gone", WAIT, || (agent.check(&header).status == 401).then_some(()));
+    until("and the note", WAIT, || (!note(&agent).contains("no plan")).then_some(()));
+}
+
+#[test]
+fn a_file_that_a_start_would_refuse_is_seen_while_the_agent_runs() {
+    const FREE: &str = "[plans.free]\n";
+    let jwt = "[identity.jwt]\nsecret_file = \"jwt.secret\"\n";
+    let setup = Setup::new(&format!("[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"secret\"\n{jwt}"), FREE);
+    let secret = "0123456789abcdef0123456789abcdef";
+    setup.write("jwt.secret", secret);
+    fs::set_permissions(setup.path("jwt.secret"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("a mode");
+    setup.add_key("c_1", "free");
+    let keys = fs::read_to_string(setup.path("keys.toml")).expect("the keys");
+    let agent = setup.start();
+    for (file, wrong, right, metric, says) in [
+        ("policy.toml", "alow = []\n", FREE, "policy", "alow: unknown field"),
+        ("keys.toml", "[[keys]]\nclient = \"c\"\n", &*keys, "api_keys", "keys[0].id: is missing"),
+        ("jwt.secret", "short", secret, "token_keys", "a secret of HS256 has at least 32"),
+    ] {
+        let gauge = || agent.metric(&format!("limiter_file_not_in_force{{file=\"{metric}\"}}"));
+        assert_eq!(gauge(), 0.0, "{file}");
+        setup.write(file, wrong);
+        until(&format!("{file} is seen to be wrong"), WAIT, || (gauge() == 1.0).then_some(()));
+        assert_eq!(setup.run(&["validate"]).status.code(), Some(78), "{file}");
+        let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
+        assert!(shown.contains(says) && shown.contains(": degraded, up"), "{file}: {shown}");
+        let ready = http::get(&setup.admin(), "/readyz", &[]).expect("an answer");
+        assert!(ready.status == 200 && ready.body.contains("a start would fail"), "{file}: {ready:?}");
+        setup.write(file, right);
+        until(&format!("{file} is right again"), WAIT, || (gauge() == 0.0).then_some(()));
+        assert_eq!(agent.status()["degraded"], json!(false), "{file}");
+    }
 }
 
 #[test]
@@ -540,6 +586,8 @@ fn all_interfaces_can_be_removed_and_added_again() {
         for interface in [INTERFACE, SECOND_INTERFACE] {
             assert_eq!(net.gateway(|| xdp_of(interface)).is_some(), interfaces.contains(&interface), "{interface}");
         }
+        let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
+        assert_eq!(shown.contains("xdp: off"), interfaces.is_empty(), "{shown}");
     }
 }
 
@@ -643,11 +691,16 @@ fn settings_take_effect_by_a_reload_or_are_said_to_need_a_restart() {
     agent.reload(&policy);
     traffic.passes_from_denied();
     assert_eq!(agent.status()["policy"]["needs_restart"], json!([]));
+    let read_again = setup.log().lines().rfind(|line| line.contains("were read again")).map(str::to_owned);
+    let read_again = read_again.expect("a line of the log");
+    for says in ["policy=\"the same\"", "changed_settings=\"xdp.protect, xdp.on_exit\""] {
+        assert!(read_again.contains(says), "{read_again}");
+    }
 
     let other = xdp(&net, &[INTERFACE], "mode = \"generic\"\non_exit = \"detach\"\n").replace("1024", "2048");
     setup.configure(&(other + "[push]\nafter_denials = 77\n"));
     agent.reload(&policy);
-    let needed = json!(["xdp.mode", "xdp.max_sources", "push.after_denials"]);
+    let needed = json!(["xdp.mode", "xdp.max_sources (after \"limiter unpin\")", "push.after_denials"]);
     assert_eq!(agent.status()["policy"]["needs_restart"], needed);
     let shown = String::from_utf8(setup.run(&["status"]).stdout).expect("text");
     for setting in needed.as_array().expect("a list").iter().filter_map(Value::as_str) {

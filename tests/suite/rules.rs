@@ -578,10 +578,18 @@ mod difference {
         let (code, text, _) = diff(&[]);
         assert_eq!((code, text), (Some(0), changes("  (7 known clients)", "  (1 known client)")));
 
-        // Mistakes of the file are said as at a start.
-        setup.write("after.toml", "alow = []\n");
-        let (code, _, errors) = diff(&[]);
-        assert_eq!(code, Some(78));
-        assert!(errors.contains("after.toml:1: alow: unknown field"), "{errors}");
+        // Mistakes of the file are said as at a start, also those that only the configuration makes one.
+        for (wrong, says) in [
+            ("alow = []\n", "after.toml:1: alow: unknown field"),
+            (
+                "[[packet_rules]]\nid = \"p\"\ncidr = \"2001:db8::1/128\"\npackets = { rate = \"9/s\", burst = 9 }\n",
+                "packet_rules.cidr: the rule \"p\" limits 2001:db8::1/128",
+            ),
+        ] {
+            setup.write("after.toml", wrong);
+            let (code, _, errors) = diff(&[]);
+            assert_eq!(code, Some(78), "{wrong}");
+            assert!(errors.contains(says), "{errors}");
+        }
     }
 }

@@ -14,15 +14,16 @@ use crate::{
     workspace::Workspace,
 };
 
-/// From the root of the repository; they keep their folders in the archive, but for the licence of the XDP program.
+/// From the root of the repository; they keep their folders in the archive, where the README says they are, but for the
+/// licence of the XDP program.
 const FILES: [(&str, &str); 7] = [
     ("README.md", "README.md"),
     ("CHANGELOG.md", "CHANGELOG.md"),
     ("LICENSE-MIT", "LICENSE-MIT"),
     ("LICENSE-APACHE", "LICENSE-APACHE"),
     ("limiter-ebpf/LICENSE-GPL2", "LICENSE-GPL2"),
-    ("packaging/limiter.service", "limiter.service"),
-    ("packaging/unprivileged.conf", "unprivileged.conf"),
+    ("packaging/limiter.service", "packaging/limiter.service"),
+    ("packaging/unprivileged.conf", "packaging/unprivileged.conf"),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
@@ -94,6 +95,21 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_readme_names_of_packaging_is_in_the_archive() {
+        let readme = include_str!("../../README.md");
+        let named = readme.match_indices("packaging/").map(|(at, _)| {
+            let rest = &readme[at..];
+            rest.split(|c: char| !(c.is_ascii_alphanumeric() || "/._-".contains(c))).next().unwrap_or(rest)
+        });
+        let mut count = 0;
+        for name in named.map(|name| name.trim_end_matches('.')) {
+            assert!(FILES.iter().any(|(_, to)| *to == name), "{name}");
+            count += 1;
+        }
+        assert!(count >= 2, "{count}");
+    }
 
     #[test]
     fn packages_only_an_agent_with_the_object() {

@@ -108,16 +108,22 @@ fn effect(action: AclAction, change: &AclChange, in_policy: bool) -> String {
         Some(for_ms) => format!("for {:?}", Duration::from_millis(for_ms)),
         None => format!("until \"limiter un{} {prefix}\"", action.path().trim_start_matches("/v1/")),
     };
-    let what = match action {
-        AclAction::Block => "is dropped",
-        AclAction::Allow => "passes before every other rule",
-        AclAction::Unblock => return format!("{prefix} is no longer blocked"),
-        AclAction::Unallow => return format!("{prefix} is no longer allowed"),
+    let what = match (action, in_policy) {
+        (AclAction::Block, _) => format!("packets from {prefix} to what xdp.protect names are dropped"),
+        (AclAction::Allow, _) => format!("packets from {prefix} pass, whatever the packet rules say"),
+        (AclAction::Unblock, false) => return format!("{prefix} is no longer blocked"),
+        (AclAction::Unallow, false) => return format!("{prefix} is no longer allowed"),
+        (AclAction::Unblock, true) => {
+            return format!("the operator's block of {prefix} is gone; the policy file denies it still");
+        }
+        (AclAction::Unallow, true) => {
+            return format!("the operator's allow of {prefix} is gone; the policy file allows it still");
+        }
     };
     match in_policy {
-        false => format!("all of {prefix} {what}, {until}"),
+        false => format!("{what}, {until}"),
         true => format!(
-            "all of {prefix} {what}: the policy file says so already, without an end; this entry counts only if the \
+            "{what}: the policy file says so already, without an end; this entry counts only if the \
              prefix leaves that file, {until} or a restart of the agent"
         ),
     }

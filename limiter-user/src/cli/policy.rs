@@ -6,10 +6,12 @@ use anyhow::{Context, Result};
 use axum::http::Method;
 use serde::Serialize;
 
-use super::{PolicyDiffArgs, client, print, warn};
+use super::{PolicyDiffArgs, client, print, validate, warn};
 use crate::{
     api::admin::{COUNTERS_ROUTE, POLICY_ROUTE},
+    config::{Config, ConfigErrors, KeyStoreKind},
     exit::Unavailable,
+    identity::{Entries, KeySecret, KeyStore},
     policy::{
         Policy,
         difference::{Change, Entry, Kind, difference},
@@ -23,6 +25,35 @@ struct Report<'a> {
     /// Whether an agent was asked for its counters.
     agent: bool,
     changes: &'a [Entry],
+}
+
+/// What an agent would refuse of the policy, by its configuration, and what may surprise. Whoever compares policies need not
+/// be able to read the keys.
+fn check(config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
+    let identity = &config.identity;
+    let is_in_file = identity.key_store == KeyStoreKind::File;
+    let keys = match is_in_file {
+        true => KeyStore::load(&identity.key_file, &identity.key_secret_file),
+        false => KeySecret::load(&identity.key_secret_file).map(|secret| KeyStore::new(secret, Entries::default())),
+    };
+    let (keys, are_known) = match keys {
+        Ok(keys) => (keys, is_in_file),
+        Err(errors) => {
+            for error in errors.iter() {
+                warn(format_args!("note: the policy is compared without the API keys: {error}"));
+            }
+            // With a secret, so that none is missed.
+            let Ok(secret) = KeySecret::random() else { return Err(errors) };
+            (KeyStore::new(Some(secret), Entries::default()), false)
+        }
+    };
+    validate::check_policy(config, policy, &keys).or(Some(()))?;
+    if are_known {
+        for note in validate::of_keys(config, policy, &keys, &identity.key_file.display()) {
+            warn(format_args!("note: {note}"));
+        }
+    }
+    Ok(())
 }
 
 pub(super) async fn diff(arguments: &PolicyDiffArgs) -> Result<()> {
@@ -46,6 +77,7 @@ pub(super) async fn diff(arguments: &PolicyDiffArgs) -> Result<()> {
         }
         (Ok(_), Err(errors)) => return Err(errors.into()),
     };
+    check(&config, &after)?;
     let mut entries = difference(&before, &after);
     let counters = match &in_force {
         Some(_) => {

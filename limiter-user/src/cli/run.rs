@@ -16,7 +16,7 @@ use crate::{agent::Agent, config::Environment, telemetry};
 /// Runs the agent until it is told to stop.
 pub(super) fn run(arguments: &ConfigArg) -> Result<()> {
     let checked = validate::check(&arguments.config, Environment::of_process())?;
-    telemetry::init();
+    telemetry::init(&checked.environment);
     for note in &checked.notes {
         tracing::warn!(target: "limiter", "{note}");
     }

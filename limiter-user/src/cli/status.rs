@@ -36,7 +36,17 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     let since = key_file::date(UnixMicros::new(policy.loaded_at.saturating_mul(1_000_000)));
     writeln!(out, "policy: {}, in force since {since}", policy.file)?;
     for error in policy.error.iter().flat_map(|error| error.lines()) {
-        writeln!(out, "policy: what was read last is not in force: {error}")?;
+        // It may be a mistake of the configuration, which names its file.
+        writeln!(out, "not in force, as it was last read: {error}")?;
+    }
+    for error in status.key_file_error.iter().flat_map(|error| error.lines()) {
+        writeln!(out, "API keys: the last known ones stay in force: {error}")?;
+    }
+    for error in status.token_keys_error.iter().flat_map(|error| error.lines()) {
+        writeln!(out, "keys of tokens: the last known ones stay in force: {error}")?;
+    }
+    for note in &status.notes {
+        writeln!(out, "note: {note}")?;
     }
     if !policy.needs_restart.is_empty() {
         writeln!(out, "configuration: changed, and needs a restart: {}", policy.needs_restart.join(", "))?;
@@ -63,7 +73,7 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     for rule in &status.rules {
         writeln!(
             out,
-            "rule {} ({}, {}): {} allowed, {} denied, {} would be denied",
+            "rule {} ({}, {}): decided {} allowed and {} denied requests, would deny {}",
             rule.id, rule.scope, rule.mode, rule.allowed, rule.denied, rule.shadow_denied
         )?;
         if let Some(adaptive) = rule.adaptive.as_ref().filter(|adaptive| adaptive.share < 1.0) {
@@ -92,6 +102,9 @@ fn describe_adaptive(adaptive: &AdaptiveStatus) -> String {
 }
 
 fn describe_xdp(xdp: &XdpStatus, out: &mut String) -> fmt::Result {
+    if xdp.interfaces.is_empty() && xdp.missing.is_empty() {
+        writeln!(out, "xdp: off, all interfaces were taken out of xdp.interfaces: no packet is limited")?;
+    }
     for interface in &xdp.interfaces {
         writeln!(out, "interface {}: {} mode, program {}", interface.name, interface.mode, interface.program_id)?;
     }

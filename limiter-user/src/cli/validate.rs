@@ -14,6 +14,7 @@ use crate::{
     exit::Exit,
     identity::{Entries, Jwt, JwtWatch, KeySecret, KeyStore, KeyWatch, api_key::id_to_hex},
     policy::{Policy, Scope},
+    telemetry,
     watch::FileWatch,
 };
 
@@ -42,6 +43,7 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     let configuration = Config::check(path, environment.clone());
     let mut errors = configuration.errors;
     let mut keep = |found: ConfigErrors| errors.extend(found);
+    keep(telemetry::check(&environment));
     let policy = configuration.policy_file.and_then(|file| {
         let watch = FileWatch::new(file);
         Policy::load(watch.path()).map_err(&mut keep).ok().map(|policy| (policy, watch))
@@ -60,21 +62,17 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
     });
     let jwt = configuration.config.as_ref().and_then(|config| config.identity.jwt.as_ref()).and_then(|config| {
         let watch = JwtWatch::new(config.clone());
-        Some((Jwt::load(config).map_err(&mut keep).ok()?, watch))
+        Some((watch.load().map_err(&mut keep).ok()?, watch))
     });
     if let Some(config) = &configuration.config {
         keep(check_sockets(config));
     }
-    if let (Some((keys, _)), Some((policy, _))) = (&keys, &policy) {
-        keep(keys.check_plans(policy));
-    }
     if let (Some(config), Some((policy, _)), Some((keys, _))) = (&configuration.config, &policy, &keys) {
-        keep(check_scopes(config, policy, keys));
-        keep(check_packet_rules(config, policy));
+        keep(check_policy(config, policy, keys));
     }
     match (configuration.config, policy, keys) {
         (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
-            let notes = notes(&config, &policy, &keys);
+            let notes = notes(&config, &policy, (config.identity.key_store == KeyStoreKind::File).then_some(&keys));
             Ok(Checked { config, environment, policy, policy_watch, keys, watch, jwt, notes })
         }
         _ => Err(errors),
@@ -92,6 +90,13 @@ fn check_sockets(config: &Config) -> ConfigErrors {
             errors.extend(ConfigErrors::of_file(&config.path, key, message, false));
         }
     }
+    errors
+}
+
+/// What of a policy does not fit the configuration.
+pub(crate) fn check_policy(config: &Config, policy: &Policy, keys: &KeyStore) -> ConfigErrors {
+    let mut errors = check_scopes(config, policy, keys);
+    errors.extend(check_packet_rules(config, policy));
     errors
 }
 
@@ -150,10 +155,18 @@ pub(crate) fn check_packet_rules(config: &Config, policy: &Policy) -> ConfigErro
     errors
 }
 
-fn notes(config: &Config, policy: &Policy, keys: &KeyStore) -> Vec<String> {
+/// What is right and yet may surprise. Without `keys`, what is known without them.
+pub(crate) fn notes(config: &Config, policy: &Policy, keys: Option<&KeyStore>) -> Vec<String> {
     let mut notes = Vec::new();
-    if config.identity.key_store == KeyStoreKind::File {
-        notes.extend(unknown_keys(policy, keys, &config.identity.key_file.display()));
+    if let Some(keys) = keys {
+        let place = match &config.identity.key_store {
+            KeyStoreKind::File => config.identity.key_file.display().to_string(),
+            KeyStoreKind::Redis(redis) => format!("Redis at {}", redis.name()),
+        };
+        notes.extend(of_keys(config, policy, keys, &place));
+    }
+    if let Some(open) = open_to_others(&config.api.http) {
+        notes.push(open);
     }
     let of_packets = policy.packet_rules.len() + policy.allow.len() + policy.deny.len();
     if config.xdp.interfaces.is_empty() && of_packets > 0 {
@@ -165,6 +178,28 @@ fn notes(config: &Config, policy: &Policy, keys: &KeyStore) -> Vec<String> {
         ));
     }
     notes
+}
+
+/// What policy and keys say of each other, where keys are asked for.
+pub(crate) fn of_keys(config: &Config, policy: &Policy, keys: &KeyStore, place: &dyn std::fmt::Display) -> Vec<String> {
+    if !config.identity.order.contains(&IdentityKind::ApiKey) {
+        return Vec::new();
+    }
+    let mut notes = unknown_keys(policy, keys, place);
+    notes.extend(keys.check_plans(policy).iter().map(ToString::to_string));
+    notes
+}
+
+/// Who may ask may also charge and refund: there is no password.
+pub(crate) fn open_to_others(http: &Listen) -> Option<String> {
+    match http {
+        Listen::Tcp(address) if !address.ip().to_canonical().is_loopback() => Some(format!(
+            "api.http = \"{http}\" is open to other hosts, and whoever reaches it may charge, refund and try out anybody's limits \
+             (POST /v1/decide): let only gateways reach it, by a firewall or a network of their own, or listen on loopback or \
+             a Unix socket"
+        )),
+        Listen::Tcp(_) | Listen::Unix(_) => None,
+    }
 }
 
 /// Keys that a bypass names and that are not there.
@@ -184,8 +219,7 @@ fn look_at_redis(redis: &RedisConfig, checked: &Checked) -> (Option<usize>, Vec<
         Ok(listed) => listed,
         Err(error) => return (None, vec![format!("the API keys in Redis are not checked: {error:#}")]),
     };
-    let mut notes = unknown_keys(&checked.policy, &listed.keys, &place);
-    notes.extend(listed.keys.check_plans(&checked.policy).iter().map(ToString::to_string));
+    let mut notes = of_keys(&checked.config, &checked.policy, &listed.keys, &place);
     notes.extend(listed.hindrances(&checked.config.identity.key_secret_file, checked.keys.secret()));
     (Some(listed.keys.len()), notes)
 }
@@ -270,18 +304,28 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_a_plan_that_does_not_exist_is_a_mistake() {
-        let id = "0".repeat(32);
-        let keys = format!("[[keys]]\nid = \"{id}\"\nclient = \"c\"\nplan = \"pro\"\n");
+    fn plans_of_keys_that_the_policy_lacks_are_noted_once_each_and_are_no_mistake() {
+        let key = |n: u8, plan: &str, more: &str| {
+            format!("[[keys]]\nid = \"{n:032x}\"\nclient = \"c\"\nplan = \"{plan}\"\n{more}")
+        };
+        let keys: String = (1..=5).map(|n| key(n, "pro", "")).collect();
+        let keys = keys + &key(6, "old", "disabled = true\n") + &key(7, "free", "");
         let files = Files::new("", "[plans.free]\n", &keys);
         fs::write(files.path("secret"), format!("{}\n", "0".repeat(64))).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         fs::set_permissions(files.path("secret"), mode).unwrap();
-        let errors = files.check().unwrap_err().to_string();
-        let expected = format!("{}:1: keys.plan: the policy has no plan \"pro\"", files.path("keys.toml").display());
-        assert_eq!(errors, expected);
-        fs::write(files.path("policy.toml"), "[plans.pro]\n").unwrap();
-        assert_eq!(files.check().unwrap().keys.len(), 1);
+        let [old, pro] = &files.check().unwrap().notes[..] else { panic!("two notes expected") };
+        let file = files.path("keys.toml");
+        assert!(old.starts_with(&format!("{}:21: keys.plan: the policy has no plan \"old\"", file.display())), "{old}");
+        let named = (1..=3).map(|n| format!("{n:032x}")).collect::<Vec<_>>().join(", ");
+        let expected = format!(
+            "{}:1: keys.plan: the policy has no plan \"pro\": requests with the key {named} and 2 more have the limits of those \
+             without a plan",
+            file.display()
+        );
+        assert_eq!(*pro, expected);
+        fs::write(files.path("policy.toml"), "[plans.pro]\n[plans.free]\n[plans.old]\n").unwrap();
+        assert_eq!(files.check().unwrap().notes, [""; 0]);
     }
 
     #[test]

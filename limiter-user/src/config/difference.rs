@@ -29,6 +29,7 @@ pub(crate) fn needs_restart(running: &Config, read: &Config) -> Vec<&'static str
     for name in &mut names {
         // As they are called in the file.
         *name = match *name {
+            "xdp.max_sources" => "xdp.max_sources (after \"limiter unpin\")",
             "store.kind" => "store.kind or store.redis",
             "store.breaker" => "[store.breaker]",
             "identity.key_store" => "identity.key_store or store.redis",
@@ -63,7 +64,11 @@ mod tests {
             ("", "[xdp]\nmode = \"generic\"\n", &["xdp.mode"]),
             // The default, written down.
             ("", "[xdp]\nmode = \"auto\"\n[api]\nhttp = \"127.0.0.1:7070\"\n", &[]),
-            ("[xdp]\npin_dir = \"/a\"\nmax_sources = 2048\n", "", &["xdp.pin_dir", "xdp.max_sources"]),
+            (
+                "[xdp]\npin_dir = \"/a\"\nmax_sources = 2048\n",
+                "",
+                &["xdp.pin_dir", "xdp.max_sources (after \"limiter unpin\")"],
+            ),
             ("[api]\nhttp = \"127.0.0.1:1\"\nadmin = \"127.0.0.1:2\"\n", "", &["api.http", "api.admin"]),
             ("[api.headers]\ndraft_10 = false\n[api.pressure]\nheader = true", "", &["api.headers", "api.pressure"]),
             ("[node]\nid = \"a\"\n", "[node]\nid = \"a\"\nregion = \"r\"\n", &["node.region"]),

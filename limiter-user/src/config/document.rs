@@ -33,6 +33,10 @@ impl Environment {
     pub fn of_process() -> Self {
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value))).collect()
     }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&OsString> {
+        self.0.get(name)
+    }
 }
 
 impl<N: Into<String>, V: Into<OsString>> FromIterator<(N, V)> for Environment {

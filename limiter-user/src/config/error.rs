@@ -111,6 +111,12 @@ impl ConfigErrors {
         Self(vec![ConfigError { origin, key: key.into(), message: message.into(), no_permission }])
     }
 
+    /// A mistake in an environment variable.
+    pub fn of_variable(name: &str, message: impl Into<String>) -> Self {
+        let (origin, message) = (Origin::Variable(name.to_owned()), message.into());
+        Self(vec![ConfigError { origin, key: String::new(), message, no_permission: false }])
+    }
+
     /// A mistake about the key store in Redis.
     pub fn of_redis(address: &str, message: impl Into<String>) -> Self {
         let (origin, message) = (Origin::Redis(address.into()), message.into());

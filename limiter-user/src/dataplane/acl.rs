@@ -87,12 +87,14 @@ impl Acl {
         self.operators.iter().chain(&self.hidden).map(|(key, deadline)| (*key, *deadline))
     }
 
-    /// Remembers an operator's entry of a prefix that the policy has, or forgets it.
-    pub(super) fn hide(&mut self, list: List, prefix: IpNet, deadline: Option<KtimeNs>) {
-        match deadline {
-            Some(deadline) => self.hidden.insert((list, prefix), deadline),
-            None => self.hidden.remove(&(list, prefix)),
-        };
+    /// Remembers an operator's entry of a prefix that the policy has.
+    pub(super) fn hide(&mut self, list: List, prefix: IpNet, deadline: KtimeNs) {
+        self.hidden.insert((list, prefix), deadline);
+    }
+
+    /// Forgets such an entry. Tells whether there was one.
+    pub(super) fn forget_hidden(&mut self, list: List, prefix: IpNet) -> bool {
+        self.hidden.remove(&(list, prefix)).is_some()
     }
 
     /// Everything that belongs in the maps.
@@ -199,13 +201,18 @@ impl Acl {
             prefix: *prefix,
             origin: Origin::Policy,
             remaining: None,
+            is_behind_policy: false,
         });
-        let operators = self.operators.iter().filter(|(_, deadline)| **deadline > now);
-        let operators = operators.map(|((list, prefix), deadline)| AclListing {
-            list: *list,
-            prefix: *prefix,
-            origin: Origin::Operator,
-            remaining: remaining(now, *deadline),
+        let of_operators = [(&self.operators, false), (&self.hidden, true)];
+        let operators = of_operators.into_iter().flat_map(|(entries, is_behind_policy)| {
+            let holding = entries.iter().filter(|(_, deadline)| **deadline > now);
+            holding.map(move |((list, prefix), deadline)| AclListing {
+                list: *list,
+                prefix: *prefix,
+                origin: Origin::Operator,
+                remaining: remaining(now, *deadline),
+                is_behind_policy,
+            })
         });
         policy.chain(operators).collect()
     }
@@ -418,9 +425,11 @@ mod tests {
         assert_eq!((deadlines(&acl), acl.count(key.0, true)), (vec![KtimeNs::new(101)], 1));
         // Put there, or taken back, while the policy has it.
         acl = Acl::new(&[], &[key.1], acl.operators(), now);
-        acl.hide(key.0, key.1, Some(KtimeNs::NEVER));
+        acl.hide(key.0, key.1, KtimeNs::NEVER);
         assert_eq!(acl.operators().collect::<Vec<_>>(), [(key, KtimeNs::NEVER)]);
-        acl.hide(key.0, key.1, None);
+        let listed: Vec<_> = acl.list(now).iter().map(|entry| (entry.origin, entry.is_behind_policy)).collect();
+        assert_eq!(listed, [(Origin::Policy, false), (Origin::Operator, true)]);
+        assert!(acl.forget_hidden(key.0, key.1) && !acl.forget_hidden(key.0, key.1));
         assert_eq!(deadlines(&Acl::new(&[], &[], acl.operators(), now)), []);
     }
 }

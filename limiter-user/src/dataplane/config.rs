@@ -41,6 +41,20 @@ pub struct LiveSettings {
     pub on_exit: OnExit,
 }
 
+impl LiveSettings {
+    /// Names of the settings that are others in `new`.
+    pub fn changed_to(&self, new: &Self) -> Vec<&'static str> {
+        let Self { interfaces, protect, drop_malformed, on_exit } = self;
+        let changed = [
+            (*interfaces != new.interfaces, "xdp.interfaces"),
+            (*protect != new.protect, "xdp.protect"),
+            (*drop_malformed != new.drop_malformed, "xdp.drop_malformed"),
+            (*on_exit != new.on_exit, "xdp.on_exit"),
+        ];
+        changed.into_iter().filter_map(|(is_changed, name)| is_changed.then_some(name)).collect()
+    }
+}
+
 impl DataplaneConfig {
     pub(super) fn with(&self, settings: &LiveSettings) -> Self {
         let LiveSettings { interfaces, protect, drop_malformed, on_exit } = settings.clone();

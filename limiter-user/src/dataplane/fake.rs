@@ -81,7 +81,7 @@ impl FakeDataplane {
         }
         let deadline = lasts.map_or(KtimeNs::NEVER, |lasts| acl::deadline(now, lasts));
         if state.acl.in_policy(list, prefix) {
-            state.acl.hide(list, prefix, Some(deadline));
+            state.acl.hide(list, prefix, deadline);
         } else {
             state.acl.insert(list, prefix, deadline);
         }
@@ -92,7 +92,9 @@ impl FakeDataplane {
         let prefix = canonical(prefix);
         let mut state = self.state.lock();
         state.fail()?;
-        state.acl.hide(list, prefix, None);
+        if state.acl.forget_hidden(list, prefix) {
+            return Ok(());
+        }
         state.acl.require(list, prefix)?;
         state.acl.remove(list, prefix);
         Ok(())

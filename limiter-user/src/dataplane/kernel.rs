@@ -146,7 +146,7 @@ impl KernelDataplane {
         }
         // The policy's entry has no deadline, and so holds longer than any other, until a policy comes without it.
         if state.acl.in_policy(list, prefix) {
-            state.acl.hide(list, prefix, Some(deadline));
+            state.acl.hide(list, prefix, deadline);
             return Ok(());
         }
         let is_ipv4 = prefix.addr().is_ipv4();
@@ -216,7 +216,9 @@ impl KernelDataplane {
         let prefix = canonical(prefix);
         let _building = self.building.lock();
         let mut state = self.state.write();
-        state.acl.hide(list, prefix, None);
+        if state.acl.forget_hidden(list, prefix) {
+            return Ok(());
+        }
         state.acl.require(list, prefix)?;
         state.list(list, prefix, None)
     }

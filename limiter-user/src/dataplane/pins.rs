@@ -65,7 +65,9 @@ impl PinDir {
         ensure_bpffs(root)?;
         let older = older_versions(root, schema.version)?;
         let version = root.join(version_name(schema.version));
-        for directory in [root, &version] {
+        let mut above: Vec<&Path> = root.ancestors().skip(1).take_while(|directory| !directory.exists()).collect();
+        above.reverse();
+        for directory in above.into_iter().chain([root, &version]) {
             created.directory(directory)?;
         }
         Ok((Self { schema, version, older }, created))
@@ -232,6 +234,13 @@ fn ensure_bpffs(pin_dir: &Path) -> Result<(), DataplaneError> {
     match mount(Some("bpf"), BPFFS, Some("bpf"), flags, Some("mode=0700")) {
         Ok(()) => {
             tracing::info!(target: "limiter::dataplane", "mounted the BPF file system on {BPFFS}");
+            if has_own_mounts() == Some(true) {
+                tracing::warn!(
+                    target: "limiter::dataplane",
+                    "this process has a mount namespace of its own, as \"ip netns exec\" makes one: {BPFFS} is seen by nobody \
+                     else, and all pins, and with them the limits, end with the agent; {OWN_MOUNTS_REMEDY}"
+                );
+            }
             Ok(())
         }
         Err(Errno::EPERM | Errno::EACCES) => Err(DataplaneError::Permission {
@@ -241,6 +250,17 @@ fn ensure_bpffs(pin_dir: &Path) -> Result<(), DataplaneError> {
         }),
         Err(_) => Err(DataplaneError::NoBpffs { path: pin_dir.to_owned() }),
     }
+}
+
+/// What to do where [`has_own_mounts`].
+pub(super) const OWN_MOUNTS_REMEDY: &str =
+    "to limit another network namespace, start it with \"nsenter --net=/run/netns/NAME\"";
+
+/// Whether what this process mounts is seen by processes of its namespace alone, and so goes with them. `None` when it may
+/// not look.
+pub(super) fn has_own_mounts() -> Option<bool> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    Some(namespace("self")? != namespace("1")?)
 }
 
 /// Whether the path, or what exists of it, is on a BPF file system.

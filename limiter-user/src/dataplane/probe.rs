@@ -63,9 +63,15 @@ pub enum PinPlace {
         other_versions: Vec<u32>,
     },
     /// An agent with [`crate::capability::SYS_ADMIN`] mounts the file system itself.
-    Mountable,
+    Mountable {
+        /// Pins would end with the agent: in another mount namespace than the first one, nobody else sees what it mounts.
+        for_itself: bool,
+    },
     Elsewhere,
 }
+
+/// What to do about [`PinPlace::Mountable`] for itself.
+pub const OWN_MOUNTS_REMEDY: &str = pins::OWN_MOUNTS_REMEDY;
 
 /// The version of the pins that this agent makes.
 pub const PINS_VERSION: u32 = SCHEMA_VERSION;
@@ -74,7 +80,10 @@ pub fn pin_place(pin_dir: &Path) -> Result<PinPlace, DataplaneError> {
     if pins::is_bpffs(pin_dir)? {
         return Ok(PinPlace::Bpffs { other_versions: other_versions(pin_dir)? });
     }
-    Ok(if pins::can_be_mounted(pin_dir)? { PinPlace::Mountable } else { PinPlace::Elsewhere })
+    Ok(match pins::can_be_mounted(pin_dir)? {
+        true => PinPlace::Mountable { for_itself: pins::has_own_mounts() == Some(true) },
+        false => PinPlace::Elsewhere,
+    })
 }
 
 /// The program that an interface runs.
@@ -95,6 +104,11 @@ pub fn running_program(interface: &str, pin_dir: &Path) -> io::Result<Option<Run
         if links.on(interface).is_some() { Some(true) } else { are_seen.then_some(false) }
     });
     Ok(Some(RunningProgram { id, name: foreign::program_name(id), is_ours }))
+}
+
+/// How the program of another owner is removed from an interface.
+pub fn remedy_of_program(interface: &str) -> String {
+    foreign::describe(interface).1
 }
 
 /// Interfaces that run a program of an earlier configuration: links pinned below `pin_dir` that are on none of `wanted`.

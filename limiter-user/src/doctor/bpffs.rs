@@ -6,7 +6,7 @@ use super::{finding::Seen, host::Host};
 use crate::{
     dataplane::{
         chain,
-        probe::{PINS_VERSION, PinPlace, nearest_existing, pin_place},
+        probe::{OWN_MOUNTS_REMEDY, PINS_VERSION, PinPlace, nearest_existing, pin_place},
     },
     exit::Exit,
 };
@@ -17,10 +17,15 @@ pub(super) fn mounted(host: &Host) -> Seen {
     let pin_dir = host.pin_dir().display();
     match pin_place(host.pin_dir()) {
         Ok(PinPlace::Bpffs { .. }) => Seen::ok(format!("{pin_dir} is on a BPF file system")),
-        Ok(PinPlace::Mountable) if host.can_mount() => {
+        Ok(PinPlace::Mountable { for_itself: true }) => Seen::warning(
+            "/sys/fs/bpf is not mounted in the mount namespace of this process, which is its own, as \"ip netns exec\" makes \
+             one: what is pinned there ends with the agent",
+            OWN_MOUNTS_REMEDY,
+        ),
+        Ok(PinPlace::Mountable { .. }) if host.can_mount() => {
             Seen::ok("/sys/fs/bpf is not mounted yet: the agent mounts it at its start")
         }
-        Ok(PinPlace::Mountable) => {
+        Ok(PinPlace::Mountable { .. }) => {
             Seen::error(Exit::NoPermission, "/sys/fs/bpf is not mounted, and this process may not", MOUNT)
         }
         Ok(PinPlace::Elsewhere) => Seen::error(

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 use nix::unistd::{AccessFlags, access};
 
 use super::{finding::Seen, host::Host};
-use crate::{config::KeyStoreKind, dataplane::probe::left_over, exit::Exit};
+use crate::{cli::validate::open_to_others, config::KeyStoreKind, dataplane::probe::left_over, exit::Exit};
 
 pub(super) fn valid(host: &Host) -> Seen {
     match &host.checked {
@@ -62,10 +62,21 @@ pub(super) fn key_copy(host: &Host) -> Seen {
     match (fs::metadata(file), access(folder, AccessFlags::W_OK | AccessFlags::X_OK)) {
         (_, Err(error)) => Seen::warning(
             format!("{} cannot be written: {}: {}", file.display(), folder.display(), error.desc()),
-            format!("mkdir -p {0}, writable by the agent's user alone", folder.display()),
+            format!("mkdir -p -m 0700 {} # owned by the agent's user", folder.display()),
         ),
         (Ok(_), Ok(())) => Seen::ok(format!("{} is there", file.display())),
         (Err(_), Ok(())) => Seen::ok(format!("{} is not there yet: the agent writes it", file.display())),
+    }
+}
+
+/// Who may ask for decisions.
+pub(super) fn api(host: &Host) -> Seen {
+    let Some(config) = &host.config else { return Seen::ok("not looked at: the configuration is not known") };
+    match open_to_others(&config.api.http) {
+        None => Seen::ok(format!("api.http = \"{}\" is for this host alone", config.api.http)),
+        Some(found) => {
+            Seen::warning(found, "set api.http = \"127.0.0.1:7070\", or let only gateways through a firewall")
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     config::XdpMode,
     dataplane::{
         ONE_BUFFER_MTU,
-        probe::{RunningProgram, running_program},
+        probe::{RunningProgram, remedy_of_program, running_program},
     },
     exit::Exit,
 };
@@ -108,7 +108,7 @@ pub(super) fn mtu(host: &Host, interface: &Interface, device: &Device) -> Seen {
     if !is_native {
         return Seen::ok(format!("{mtu}: in generic mode the kernel copies longer frames into one buffer"));
     }
-    let remedy = format!("ip link set dev {} mtu {ONE_BUFFER_MTU}, or set xdp.mode = \"generic\"", interface.name);
+    let remedy = format!("ip link set dev {} mtu {ONE_BUFFER_MTU} # or set xdp.mode = \"generic\"", interface.name);
     match (device.xdp, host.mode()) {
         (Some(xdp), _) if xdp.frags => {
             Seen::ok(format!("{mtu}: frames need several buffers (frags), which driver and program take"))
@@ -194,9 +194,7 @@ pub(super) fn other_program(host: &Host, interface: &Interface, _device: &Device
             Seen::error(
                 Exit::Unavailable,
                 format!("{named} of another owner is attached (id {id})"),
-                format!(
-                    "stop what attached it, or run: ip link set dev {name} xdp off; an agent with another xdp.pin_dir is removed with \"limiter unpin\""
-                ),
+                remedy_of_program(name),
             )
         }
     }

@@ -12,7 +12,9 @@ use crate::{
     identity::KeySecret,
     store::{
         StoreError,
-        redis::{ACL_RULES, Examination, KEY_STORE_ACL_RULES, Topology, examine_now},
+        redis::{
+            ACL_RULES, CLUSTER_ACL_RULES, Examination, KEY_STORE_ACL_RULES, SENTINEL_ACL_RULES, Topology, examine_now,
+        },
     },
 };
 
@@ -50,28 +52,31 @@ pub(super) fn reachable(host: &Host) -> Seen {
             Seen::ok(found)
         }
         Err(StoreError::Unavailable { reason, .. } | StoreError::BadReply { reason, .. }) => {
-            Seen::error(Exit::Unavailable, format!("{name}: {reason}"), remedy(reason))
+            Seen::error(Exit::Unavailable, format!("{name}: {reason}"), remedy(host, reason))
         }
         Err(StoreError::Timeout { .. }) => Seen::error(
             Exit::Unavailable,
             format!("{name} does not answer within {} s", PATIENCE.as_secs()),
-            remedy(""),
+            remedy(host, ""),
         ),
     }
 }
 
-fn remedy(reason: &str) -> &'static str {
+fn remedy(host: &Host, reason: &str) -> String {
     let reason = reason.to_ascii_lowercase();
     let is_of_password = ["wrongpass", "noauth", "password", "authentication"].iter().any(|word| reason.contains(word));
     if reason.contains("cluster support disabled") {
         "the server is by itself: set store.redis.mode = \"standalone\""
     } else if reason.contains("unknown command") && reason.contains("sentinel") {
         "these are no sentinels: name sentinels in store.redis.urls, or set store.redis.mode to what the servers are"
+    } else if reason.contains("noperm") || reason.contains("no permission") {
+        return set_user(host);
     } else if is_of_password {
         "set store.redis.username and store.redis.password_file to what Redis knows (ACL LIST, requirepass)"
     } else {
         "start Redis, or correct store.redis.urls; check with: redis-cli -u URL ping"
     }
+    .to_owned()
 }
 
 fn major(version: &str) -> Option<u32> {
@@ -88,7 +93,7 @@ pub(super) fn eviction(host: &Host) -> Seen {
                 0 => format!("maxmemory-policy is {policy}; maxmemory is not set, so it does not act yet"),
                 bytes => format!("maxmemory-policy is {policy}, with a maxmemory of {bytes} bytes"),
             },
-            "redis-cli config set maxmemory-policy noeviction, and the same in redis.conf",
+            "redis-cli config set maxmemory-policy noeviction # and the same in redis.conf",
         ),
         None => Seen::warning(
             "the server does not tell its maxmemory-policy: this user may not run INFO",
@@ -124,7 +129,7 @@ pub(super) fn key_store(host: &Host) -> Seen {
                 "{} API keys, which have no time to live, and maxmemory-policy {policy} may evict them",
                 listed.keys.len()
             ),
-            "redis-cli config set maxmemory-policy noeviction, and the same in redis.conf",
+            "redis-cli config set maxmemory-policy noeviction # and the same in redis.conf",
         ),
         None if !listed.exists => Seen::ok("no API keys yet: \"limiter keys add\" makes the first"),
         None => Seen::ok(format!("{} API keys, hashed with the secret of this host", listed.keys.len())),
@@ -135,27 +140,45 @@ pub(super) fn permissions(host: &Host) -> Seen {
     let Some(examined) = answering(host) else { return not_examined(host) };
     let keys_are_there =
         host.config.as_ref().is_some_and(|config| matches!(config.identity.key_store, KeyStoreKind::Redis(_)));
-    let (refused, more) = match keys_are_there {
-        true => (
-            examined.refused.iter().chain(&examined.key_store_refused).cloned().collect(),
-            format!(" {KEY_STORE_ACL_RULES}"),
-        ),
-        false => (examined.refused.clone(), String::new()),
-    };
-    match (refused.is_empty(), keys_are_there) {
-        (true, false) => Seen::ok("this user may load and call the scripts, which may read and write counters"),
-        (true, true) => {
-            Seen::ok("this user may load and call the scripts, which may read and write counters and API keys")
-        }
-        (false, _) => Seen::error(
-            Exit::Unavailable,
-            format!("refused: {}", refused.join("; ")),
-            format!(
-                "redis-cli acl setuser USER {ACL_RULES}{more}; a read-only replica is not written to: name its primary \
-                 in store.redis.urls"
-            ),
-        ),
+    let mut refused = examined.refused.clone();
+    if keys_are_there {
+        refused.extend(examined.key_store_refused.iter().cloned());
     }
+    if refused.is_empty() {
+        let what = if keys_are_there { "counters and API keys" } else { "counters" };
+        return Seen::ok(format!("this user may load and call the scripts, which may read and write {what}"));
+    }
+    let remedy = if refused.iter().any(|refused| refused.contains("READONLY")) {
+        "a replica is not written to: name its primary in store.redis.urls".to_owned()
+    } else {
+        set_user(host)
+    };
+    Seen::error(Exit::Unavailable, format!("refused: {}", refused.join("; ")), remedy)
+}
+
+/// The command that gives the agent's user all that it needs, as a shell takes it.
+fn set_user(host: &Host) -> String {
+    let config = host.redis_config();
+    let mut rules = vec![ACL_RULES];
+    match config.map(|config| &config.topology) {
+        Some(Topology::Cluster) => rules.push(CLUSTER_ACL_RULES),
+        Some(Topology::Sentinel { .. }) => rules.push(SENTINEL_ACL_RULES),
+        Some(Topology::Standalone) | None => {}
+    }
+    if host.has_keys_in_redis() {
+        rules.push(KEY_STORE_ACL_RULES);
+    }
+    let user = config.and_then(|config| config.username.as_deref()).unwrap_or("USER");
+    format!("redis-cli acl setuser {user} {}", quoted(&rules.join(" ")))
+}
+
+/// Rules as a shell passes them on.
+fn quoted(rules: &str) -> String {
+    let quoted = rules.split(' ').map(|rule| match rule.contains(['*', '|', '~', '>']) {
+        true => format!("'{rule}'"),
+        false => rule.to_owned(),
+    });
+    quoted.collect::<Vec<_>>().join(" ")
 }
 
 pub(super) fn topology(host: &Host) -> Seen {
@@ -202,5 +225,25 @@ fn not_examined(host: &Host) -> Seen {
     match host.redis_config() {
         None => not_in_use(),
         Some(_) => Seen::warning("not seen: Redis does not answer", "see the check redis"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_says_the_rights_that_the_agent_needs() {
+        let readme = include_str!("../../../README.md");
+        let command = format!("redis-cli ACL SETUSER limiter on '>PASSWORD' {}\n", quoted(ACL_RULES));
+        assert!(readme.contains(&command), "{command}");
+        for (with, rules) in [
+            ("in a cluster", CLUSTER_ACL_RULES),
+            ("behind sentinels", SENTINEL_ACL_RULES),
+            ("with `key_store = \"redis\"`", KEY_STORE_ACL_RULES),
+        ] {
+            let line = readme.lines().find(|line| line.trim().starts_with(&format!("- {with}")));
+            assert!(line.is_some_and(|line| line.ends_with(&format!("`{}`", quoted(rules)))), "{with}: {line:?}");
+        }
     }
 }

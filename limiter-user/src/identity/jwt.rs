@@ -5,6 +5,7 @@
 
 mod cache;
 mod keys;
+mod refusal;
 mod watch;
 
 use std::sync::Arc;
@@ -13,10 +14,13 @@ use jsonwebtoken::{Validation, decode, decode_header};
 use limiter_common::time::UnixMicros;
 use serde_json::{Map, Value};
 
-pub use self::watch::JwtWatch;
 use self::{
     cache::{Cache, Cached},
     keys::VerifyingKey,
+};
+pub use self::{
+    refusal::{Refusal, Refusals},
+    watch::JwtWatch,
 };
 use crate::{
     config::{ConfigErrors, JwtConfig},
@@ -36,6 +40,7 @@ pub struct Jwt {
     config: JwtConfig,
     keys: Vec<VerifyingKey>,
     cache: Cache,
+    refusals: Arc<Refusals>,
 }
 
 /// What a valid token says.
@@ -48,7 +53,12 @@ pub struct Verified {
 
 impl Jwt {
     pub fn load(config: &JwtConfig) -> Result<Self, ConfigErrors> {
-        Ok(Self { keys: keys::load(config)?, config: config.clone(), cache: Cache::default() })
+        Self::counted_by(config, Arc::default())
+    }
+
+    /// What is refused is counted together with what was refused before, by other keys.
+    fn counted_by(config: &JwtConfig, refusals: Arc<Refusals>) -> Result<Self, ConfigErrors> {
+        Ok(Self { keys: keys::load(config)?, config: config.clone(), cache: Cache::default(), refusals })
     }
 
     pub fn key_count(&self) -> usize {
@@ -60,39 +70,52 @@ impl Jwt {
         token.bytes().filter(|byte| *byte == b'.').count() == 2
     }
 
-    /// `None` when the token is not valid at `now`, for whatever reason.
+    /// `None` when the token is not valid at `now`, for whatever reason: that is for operators, and whoever tries tokens
+    /// does not learn it.
     pub fn verify(&self, token: &str, now: UnixMicros) -> Option<Verified> {
+        self.check(token, now).map_err(|refusal| self.refusals.count(refusal)).ok()
+    }
+
+    fn check(&self, token: &str, now: UnixMicros) -> Result<Verified, Refusal> {
         if token.len() > MAX_TOKEN_LEN {
-            return None;
+            return Err(Refusal::Malformed);
         }
         let now_s = i64::try_from(now.get() / 1_000_000).unwrap_or(i64::MAX);
         let hash = Cache::hash(token);
         if let Some(cached) = self.cache.get(&hash) {
-            return (now_s < cached.expires_s).then_some(cached.verified);
+            return if now_s < cached.expires_s { Ok(cached.verified) } else { Err(Refusal::Expired) };
         }
-        let header = decode_header(token).ok()?;
+        let header = decode_header(token).map_err(|_not_one| Refusal::Malformed)?;
         // A key without an id may be any; a token without one may be of any key.
         let may_be = |key: &&VerifyingKey| key.id.is_none() || header.kid.is_none() || key.id == header.kid;
-        let claims = self.keys.iter().filter(may_be).find_map(|key| {
+        let mut keys = self.keys.iter().filter(may_be).peekable();
+        if keys.peek().is_none() {
+            return Err(Refusal::UnknownKey);
+        }
+        let claims = keys.find_map(|key| {
             let mut validation = Validation::new(key.algorithm());
             // Claims are looked at below, by the agent's own clock.
             validation.required_spec_claims.clear();
             validation.validate_exp = false;
             validation.validate_aud = false;
             decode::<Claims>(token, &key.key, &validation).ok()
-        })?;
-        let (verified, expires_s) = self.read(&claims.claims, now_s)?;
+        });
+        let (verified, expires_s) = self.read(&claims.ok_or(Refusal::Signature)?.claims, now_s)?;
         self.cache.insert(hash, Cached { verified: verified.clone(), expires_s });
-        Some(verified)
+        Ok(verified)
     }
 
-    /// What verified claims say, and until when; `None` when they are not for us, or not now.
-    fn read(&self, claims: &Claims, now_s: i64) -> Option<(Verified, i64)> {
+    /// What verified claims say, and until when.
+    fn read(&self, claims: &Claims, now_s: i64) -> Result<(Verified, i64), Refusal> {
         let leeway_s = i64::try_from(self.config.leeway.as_secs()).unwrap_or(i64::MAX);
-        let expires_s = seconds(claims.get("exp")?)?.saturating_add(leeway_s);
-        let begins_s = claims.get("nbf").map_or(Some(i64::MIN), seconds)?.saturating_sub(leeway_s);
-        if now_s >= expires_s || now_s < begins_s {
-            return None;
+        let expires_s = claims.get("exp").and_then(seconds).ok_or(Refusal::Claims)?.saturating_add(leeway_s);
+        let begins_s =
+            claims.get("nbf").map_or(Some(i64::MIN), seconds).ok_or(Refusal::Claims)?.saturating_sub(leeway_s);
+        if now_s >= expires_s {
+            return Err(Refusal::Expired);
+        }
+        if now_s < begins_s {
+            return Err(Refusal::NotYetValid);
         }
         let accepted = |wanted: &[String], given: Option<&Value>| {
             let is_wanted =
@@ -104,17 +127,18 @@ impl Jwt {
                 Some(value) => is_wanted(value),
             }
         };
-        if !accepted(&self.config.audience, claims.get("aud"))
-            || !accepted(&self.config.issuer, claims.get("iss").filter(|issuer| issuer.is_string()))
-        {
-            return None;
+        if !accepted(&self.config.audience, claims.get("aud")) {
+            return Err(Refusal::Audience);
         }
-        let user = name(claims.get("sub")?)?.into();
+        if !accepted(&self.config.issuer, claims.get("iss").filter(|issuer| issuer.is_string())) {
+            return Err(Refusal::Issuer);
+        }
+        let user = claims.get("sub").and_then(name).ok_or(Refusal::Claims)?.into();
         let plan = match self.config.plan_claim.as_ref().and_then(|claim| claims.get(claim)) {
             None | Some(Value::Null) => None,
-            Some(plan) => Some(name(plan)?),
+            Some(plan) => Some(name(plan).ok_or(Refusal::Claims)?),
         };
-        Some((Verified { user, plan }, expires_s))
+        Ok((Verified { user, plan }, expires_s))
     }
 }
 

@@ -4,7 +4,7 @@ mod change;
 mod date;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write as _},
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
@@ -130,7 +130,8 @@ impl KeyStore {
         (store, place)
     }
 
-    pub(super) const fn generation(&self) -> u64 {
+    /// Another number for each key store.
+    pub(crate) const fn generation(&self) -> u64 {
         self.generation.0
     }
 
@@ -180,20 +181,37 @@ impl KeyStore {
         entries
     }
 
-    /// Keys whose plan the policy does not have.
+    /// Plans of keys that the policy does not have, each once. Whoever has such a key is limited like one without a plan, so
+    /// that a plan can be retired, and nodes that share their keys and not yet their policy agree.
     pub fn check_plans(&self, policy: &Policy) -> ConfigErrors {
+        /// Ids that are named, however many there are.
+        const NAMED: usize = 3;
+        let lacks = |entry: &&KeyEntry| entry.plan.as_ref().is_some_and(|plan| policy.plan(plan).is_none());
+        let mut by_plan: BTreeMap<&str, Vec<&KeyEntry>> = BTreeMap::new();
+        for entry in self.entries.iter().filter(lacks) {
+            by_plan.entry(entry.plan.as_deref().unwrap_or_default()).or_default().push(entry);
+        }
         let mut errors = ConfigErrors::new();
-        for entry in self.entries() {
-            if let Some(plan) = entry.plan.as_ref().filter(|plan| policy.plan(plan).is_none()) {
-                let message = format!("the policy has no plan \"{plan}\"");
-                let origin = entry.origin.clone();
-                let key = match &origin {
-                    // There is no line to look at.
-                    Origin::Redis(_) => format!("key {}", id_to_hex(entry.id)),
-                    Origin::File { .. } | Origin::Variable(_) => "keys.plan".into(),
-                };
-                errors.push(ConfigError { origin, key, message, no_permission: false });
+        for (plan, mut entries) in by_plan {
+            let by_place =
+                |a: &&KeyEntry, b: &&KeyEntry| (&a.origin, a.created, a.id).cmp(&(&b.origin, b.created, b.id));
+            // There may be a million, and few are named.
+            if let Some(last) = NAMED.checked_sub(1).filter(|last| *last < entries.len()) {
+                entries.select_nth_unstable_by(last, by_place);
             }
+            let named = entries.len().min(NAMED);
+            entries[..named].sort_by(by_place);
+            let ids: Vec<_> = entries.iter().take(NAMED).map(|entry| id_to_hex(entry.id)).collect();
+            let more = match entries.len().saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let message = format!(
+                "the policy has no plan \"{plan}\": requests with the key {}{more} have the limits of those without a plan",
+                ids.join(", ")
+            );
+            let Some(origin) = entries.first().map(|entry| entry.origin.clone()) else { continue };
+            errors.push(ConfigError { origin, key: "keys.plan".into(), message, no_permission: false });
         }
         errors
     }

@@ -32,6 +32,11 @@ impl KeyWatch {
         self.read.0.is_some()
     }
 
+    /// What is wrong with the files as they are, if anything is: a start would fail with it.
+    pub fn error(&self) -> Option<&str> {
+        self.said.as_deref()
+    }
+
     /// The keys, when a file has changed since they were last read, and stood still for a call: somebody may be in the
     /// middle of writing. Tries again until the files can be read; each error is given once.
     ///
@@ -40,6 +45,10 @@ impl KeyWatch {
     pub fn changed(&mut self) -> Result<Option<KeyStore>, ConfigErrors> {
         let now = (stamp(&self.key_file), stamp(&self.secret_file));
         let moves = std::mem::replace(&mut self.seen, now) != now;
+        if now == self.read {
+            // Whatever was wrong is gone.
+            self.said = None;
+        }
         if moves || now == self.read {
             return Ok(None);
         }

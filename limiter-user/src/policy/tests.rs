@@ -35,6 +35,15 @@ fn an_empty_policy_limits_nothing() {
 }
 
 #[test]
+fn a_policy_to_begin_with_changes_nothing() {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/starter.toml"));
+    let policy = Policy::load(path).unwrap();
+    let modes = policy.rules.iter().map(|rule| rule.mode).chain(policy.packet_rules.iter().map(|rule| rule.mode));
+    assert_eq!(modes.collect::<Vec<_>>(), [EnforcementMode::Shadow; 4]);
+    assert!(policy.deny.is_empty() && policy.plan("free").is_some());
+}
+
+#[test]
 fn the_example_is_valid() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policy.toml"));
     let policy = Policy::load(path).unwrap();

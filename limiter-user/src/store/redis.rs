@@ -59,9 +59,14 @@ mod slot;
 mod spread;
 mod value;
 
-/// What a user needs who shares counters, in the words of `ACL SETUSER`; of a cluster and of sentinels, the last two lines
-/// of the README's example as well.
+/// What a user needs who shares counters, in the words of `ACL SETUSER`.
 pub const ACL_RULES: &str = "~rl:* +evalsha +script|load +get +set +pttl +pexpire +del +time +info +ping +scan";
+
+/// What a user needs in addition in a cluster.
+pub const CLUSTER_ACL_RULES: &str = "+cluster|slots";
+
+/// What a user needs in addition behind sentinels, to notice a primary that is cut off.
+pub const SENTINEL_ACL_RULES: &str = "+role";
 
 /// What a user needs in addition where API keys are in Redis.
 pub const KEY_STORE_ACL_RULES: &str = "+@hash +@sortedset";

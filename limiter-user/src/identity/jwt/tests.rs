@@ -101,10 +101,13 @@ fn each_algorithm_is_verified_with_keys_of_each_form() {
     }
     // A key id chooses: another's is not tried, and an unknown one has no key.
     let jwt = files.load("jwks_file = \"set.json\"").unwrap();
-    for (id, valid) in [("ES256", true), ("RS256", false), ("x", false)] {
+    for (id, refused) in [("ES256", None), ("RS256", Some(Refusal::Signature)), ("x", Some(Refusal::UnknownKey))] {
         let token = sign(Algorithm::ES256, Some(id), &json!({ "sub": "u_1", "exp": NOW_S + 60 }));
-        assert_eq!(jwt.verify(&token, at(NOW_S)).is_some(), valid, "{id}");
+        assert_eq!(jwt.check(&token, at(NOW_S)).err(), refused, "{id}");
+        assert_eq!(jwt.verify(&token, at(NOW_S)).is_some(), refused.is_none(), "{id}");
     }
+    let counted: Vec<_> = jwt.refusals.counts().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(counted, [("unknown_key", 1), ("signature", 1)]);
 }
 
 #[test]
@@ -161,43 +164,43 @@ fn claims() {
     let good = json!({ "sub": "u_1", "exp": NOW_S, "nbf": NOW_S, "aud": "api", "iss": "us", "tier": "pro" });
     let long = "x".repeat(257);
     for (change, expected) in [
-        (json!({}), Some("u_1 pro")),
-        (json!({ "exp": NOW_S - 9 }), Some("u_1 pro")),
-        (json!({ "exp": NOW_S - 10 }), None),
-        (json!({ "exp": 1_800_000_000.5 }), Some("u_1 pro")),
-        (json!({ "exp": 1e300 }), None),
-        (json!({ "exp": i64::MAX }), Some("u_1 pro")),
-        (json!({ "exp": u64::MAX }), None),
-        (json!({ "exp": -1 }), None),
-        (json!({ "exp": "1900000000" }), None),
-        (json!({ "exp": null }), None),
-        (json!({ "nbf": NOW_S + 10 }), Some("u_1 pro")),
-        (json!({ "nbf": NOW_S + 11 }), None),
-        (json!({ "nbf": "soon" }), None),
-        (json!({ "aud": ["other", "web"] }), Some("u_1 pro")),
-        (json!({ "aud": ["other"] }), None),
-        (json!({ "aud": "apis" }), None),
-        (json!({ "aud": [] }), None),
-        (json!({ "aud": null }), None),
-        (json!({ "iss": "them" }), None),
-        (json!({ "iss": ["us"] }), None),
-        (json!({ "iss": null }), None),
-        (json!({ "sub": "" }), None),
-        (json!({ "sub": 7 }), None),
-        (json!({ "sub": null }), None),
-        (json!({ "sub": long }), None),
-        (json!({ "sub": "жук:{}" }), Some("жук:{} pro")),
-        (json!({ "tier": null }), Some("u_1 -")),
-        (json!({ "tier": 3 }), None),
-        (json!({ "tier": long }), None),
+        (json!({}), Ok("u_1 pro")),
+        (json!({ "exp": NOW_S - 9 }), Ok("u_1 pro")),
+        (json!({ "exp": NOW_S - 10 }), Err("expired")),
+        (json!({ "exp": 1_800_000_000.5 }), Ok("u_1 pro")),
+        (json!({ "exp": 1e300 }), Err("claims")),
+        (json!({ "exp": i64::MAX }), Ok("u_1 pro")),
+        (json!({ "exp": u64::MAX }), Err("claims")),
+        (json!({ "exp": -1 }), Err("expired")),
+        (json!({ "exp": "1900000000" }), Err("claims")),
+        (json!({ "exp": null }), Err("claims")),
+        (json!({ "nbf": NOW_S + 10 }), Ok("u_1 pro")),
+        (json!({ "nbf": NOW_S + 11 }), Err("not_yet_valid")),
+        (json!({ "nbf": "soon" }), Err("claims")),
+        (json!({ "aud": ["other", "web"] }), Ok("u_1 pro")),
+        (json!({ "aud": ["other"] }), Err("audience")),
+        (json!({ "aud": "apis" }), Err("audience")),
+        (json!({ "aud": [] }), Err("audience")),
+        (json!({ "aud": null }), Err("audience")),
+        (json!({ "iss": "them" }), Err("issuer")),
+        (json!({ "iss": ["us"] }), Err("issuer")),
+        (json!({ "iss": null }), Err("issuer")),
+        (json!({ "sub": "" }), Err("claims")),
+        (json!({ "sub": 7 }), Err("claims")),
+        (json!({ "sub": null }), Err("claims")),
+        (json!({ "sub": long }), Err("claims")),
+        (json!({ "sub": "жук:{}" }), Ok("жук:{} pro")),
+        (json!({ "tier": null }), Ok("u_1 -")),
+        (json!({ "tier": 3 }), Err("claims")),
+        (json!({ "tier": long }), Err("claims")),
     ] {
         let mut claims = good.clone();
         for (name, value) in change.as_object().unwrap() {
             claims[name] = value.clone();
         }
-        let verified = jwt.verify(&sign(Algorithm::HS256, None, &claims), at(NOW_S));
+        let verified = jwt.check(&sign(Algorithm::HS256, None, &claims), at(NOW_S));
         let found = verified.map(|Verified { user, plan }| format!("{user} {}", plan.as_deref().unwrap_or("-")));
-        assert_eq!(found.as_deref(), expected, "{change}");
+        assert_eq!(found.as_deref().map_err(|refusal| refusal.as_str()), expected, "{change}");
     }
     for missing in ["sub", "exp", "aud", "iss"] {
         let mut claims = good.clone();

@@ -1,6 +1,8 @@
 //! Notices that the keys of tokens have changed.
 
-use super::Jwt;
+use std::sync::Arc;
+
+use super::{Jwt, Refusals};
 use crate::{
     config::{ConfigErrors, JwtConfig},
     watch::FileWatch,
@@ -12,13 +14,29 @@ pub struct JwtWatch {
     files: Vec<FileWatch>,
     /// What was last said of files that cannot be used, while they cannot.
     said: Option<String>,
+    refusals: Arc<Refusals>,
 }
 
 impl JwtWatch {
     /// Starts with the files as they are: to be made before they are read for the first time.
     pub fn new(config: JwtConfig) -> Self {
         let files = config.files().map(|file| FileWatch::new(file.to_owned())).collect();
-        Self { config, files, said: None }
+        Self { config, files, said: None, refusals: Arc::default() }
+    }
+
+    /// Reads the keys as they are.
+    pub fn load(&self) -> Result<Jwt, ConfigErrors> {
+        Jwt::counted_by(&self.config, Arc::clone(&self.refusals))
+    }
+
+    /// What was refused with any of the keys that this has read.
+    pub fn refusals(&self) -> Arc<Refusals> {
+        Arc::clone(&self.refusals)
+    }
+
+    /// What is wrong with the files as they are, if anything is: a start would fail with it.
+    pub fn error(&self) -> Option<&str> {
+        self.said.as_deref()
     }
 
     /// The keys, when a file has changed and stood still for a call. Tries again until the files can be read; each error is
@@ -32,7 +50,7 @@ impl JwtWatch {
             return Ok(None);
         }
         self.files.iter_mut().for_each(FileWatch::mark_read);
-        match Jwt::load(&self.config) {
+        match self.load() {
             Ok(jwt) => {
                 self.said = None;
                 Ok(Some(jwt))

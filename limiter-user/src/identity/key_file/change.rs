@@ -36,6 +36,10 @@ impl Locked {
     pub(super) fn open(key_file: &Path) -> Result<Self, ConfigErrors> {
         // The file behind a symbolic link is what is replaced.
         let path = fs::canonicalize(key_file).unwrap_or_else(|_| key_file.to_owned());
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists()) {
+            let message = format!("its folder is not there: make it first (mkdir -p {})", folder.display());
+            return Err(ConfigErrors::of_file(&path, "identity.key_file", message, false));
+        }
         let lock_file = with_suffix(&path, ".lock");
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock_file);
         let lock = lock.map_err(of_io("open the lock", &lock_file))?;

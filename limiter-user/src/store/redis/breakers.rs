@@ -24,11 +24,30 @@ use crate::{
 pub(super) struct Breakers {
     /// `None`: no server is ever left alone.
     config: Option<BreakerConfig>,
+    calls: CallsOf,
     /// What breakers count time from.
     clock: Stopwatch,
     /// How many of them are not closed: what every request reads.
     broken: AtomicUsize,
     counts: Arc<Counts>,
+}
+
+/// Who leaves a server alone. Both may, and one of them alone: a server that is too slow for a request may do for a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CallsOf {
+    /// Those that share counts.
+    Background,
+    /// Those that requests wait for.
+    Requests,
+}
+
+impl CallsOf {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Background => "sharing in the background",
+            Self::Requests => "requests that ask it",
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -53,16 +72,16 @@ pub struct BreakerCounts {
 
 impl Breakers {
     pub(super) fn new(config: Option<BreakerConfig>) -> Arc<Self> {
-        Self::counting(config, Arc::default())
+        Self::counting(config, CallsOf::Background, Arc::default())
     }
 
-    /// Counted together with others.
+    /// For the calls of requests; counted together with others.
     pub(super) fn beside(others: &Self, config: Option<BreakerConfig>) -> Arc<Self> {
-        Self::counting(config, Arc::clone(&others.counts))
+        Self::counting(config, CallsOf::Requests, Arc::clone(&others.counts))
     }
 
-    fn counting(config: Option<BreakerConfig>, counts: Arc<Counts>) -> Arc<Self> {
-        Arc::new(Self { config, clock: Stopwatch::start(), broken: AtomicUsize::new(0), counts })
+    fn counting(config: Option<BreakerConfig>, calls: CallsOf, counts: Arc<Counts>) -> Arc<Self> {
+        Arc::new(Self { config, calls, clock: Stopwatch::start(), broken: AtomicUsize::new(0), counts })
     }
 
     #[inline]
@@ -144,6 +163,7 @@ impl ServerBreaker {
             tracing::warn!(
                 target: "limiter::store",
                 redis = self.name,
+                calls = self.all.calls.as_str(),
                 error = inner.reason,
                 "this Redis is left alone but for probes: rules follow their on_store_failure"
             );
@@ -177,7 +197,7 @@ impl ServerBreaker {
         if closes {
             self.all.broken.fetch_sub(1, Ordering::Relaxed);
             self.all.counts.closed.fetch_add(1, Ordering::Relaxed);
-            tracing::info!(target: "limiter::store", redis = self.name, "this Redis answers again");
+            tracing::info!(target: "limiter::store", redis = self.name, calls = self.all.calls.as_str(), "this Redis answers again");
         } else {
             self.all.counts.failed_probes.fetch_add(1, Ordering::Relaxed);
         }
