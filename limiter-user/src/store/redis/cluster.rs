@@ -28,12 +28,16 @@ use crate::{
 
 /// Between two looks at who has which slot, whatever goes wrong.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
-/// The same, of a node that is left alone.
+/// The same, of a node that is left alone; less where it is tried more often.
 const BETWEEN_LOOKS_FOR_SUCCESSORS: Duration = Duration::from_secs(1);
 /// How often one call follows slots that move.
 const MAX_REDIRECTIONS: usize = 4;
 /// Before a call is repeated whose keys are on their way.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(1);
+
+/// What a node says that has the slots no longer, or not for now.
+const NOT_HERE: &[ServerErrorKind] =
+    &[ServerErrorKind::Moved, ServerErrorKind::ReadOnly, ServerErrorKind::ClusterDown, ServerErrorKind::MasterDown];
 
 type Address = (String, u16);
 
@@ -148,7 +152,10 @@ impl Cluster {
         deadline: Duration,
     ) -> Result<Arc<Connection>, StoreError> {
         let ranges = self.ranges(operation, deadline).await?;
-        find(&ranges, slot).ok_or_else(|| self.nobody_has(operation, slot))
+        find(&ranges, slot).ok_or_else(|| {
+            self.look_again();
+            self.nobody_has(operation, slot)
+        })
     }
 
     /// All nodes that have slots.
@@ -243,7 +250,7 @@ impl Cluster {
         if is(ServerErrorKind::TryAgain) {
             return Some(Target { connection: Arc::clone(&target.connection), ..*target });
         }
-        if [ServerErrorKind::Moved, ServerErrorKind::ClusterDown, ServerErrorKind::MasterDown].map(is).contains(&true) {
+        if NOT_HERE.iter().any(|kind| is(*kind)) {
             self.look_again();
         }
         let asking = is(ServerErrorKind::Ask);
@@ -325,11 +332,24 @@ impl Cluster {
 
     /// A node that is left alone may stay away for long.
     fn look_for_successor(self: &Arc<Self>, of: &Connection) {
-        let is_left_alone = of.breaker().state() != BreakerState::Closed;
-        self.look_unless_within(if is_left_alone { BETWEEN_LOOKS_FOR_SUCCESSORS } else { BETWEEN_LOOKS });
+        let between = match self.breakers.probe() {
+            Some(probe) if is_left_alone(of) => probe.clamp(BETWEEN_LOOKS, BETWEEN_LOOKS_FOR_SUCCESSORS),
+            Some(_) | None => BETWEEN_LOOKS,
+        };
+        self.look_unless_within(between);
     }
 
-    fn look_again(self: &Arc<Self>) -> bool {
+    /// To be called now and then while some are left alone: nobody sends them anything who would find out that they have
+    /// successors.
+    pub(super) fn look_for_successors(self: &Arc<Self>) {
+        let ranges = Arc::clone(&self.inner.lock().ranges);
+        if let Some(range) = ranges.iter().find(|range| is_left_alone(&range.connection)) {
+            self.look_for_successor(&range.connection);
+        }
+    }
+
+    /// Returns whether that begins now.
+    pub(super) fn look_again(self: &Arc<Self>) -> bool {
         self.look_unless_within(BETWEEN_LOOKS)
     }
 
@@ -375,7 +395,6 @@ impl Cluster {
         const OPERATION: &str = "ask who has which slot";
         // Those that are left alone come last: the others know their successors.
         let known: Vec<(Address, bool)> = {
-            let is_left_alone = |node: &Connection| node.breaker().state() != BreakerState::Closed;
             let inner = self.inner.lock();
             inner.connections.iter().map(|(address, node)| (address.clone(), is_left_alone(node))).collect()
         };
@@ -496,6 +515,10 @@ async fn send_group(
     let replies = exchange.exchange(&group[0].connection, &pipeline).await?;
     let of_calls = usize::from(asking);
     Ok(replies.into_iter().skip(of_calls).step_by(of_calls + 1).collect())
+}
+
+fn is_left_alone(node: &Connection) -> bool {
+    node.breaker().state() != BreakerState::Closed
 }
 
 fn is_try_again(error: &RedisError) -> bool {
