@@ -13,7 +13,7 @@ use limiter_tests::{
 use limiter_user::clock::Stopwatch;
 use serde_json::json;
 
-use crate::{WAIT, ask, runtime, until_sent, until_whole};
+use crate::{WAIT, ask, breakers, runtime, until_sent, until_whole};
 
 /// So long that waiting for the next probe would be seen.
 const PROBE: Duration = Duration::from_secs(10);
@@ -24,6 +24,8 @@ const POLICIES: [&str; 3] = ["open", "closed", "local"];
 enum End {
     Dies,
     StandsStill,
+    /// The others say that the cluster is down as long as nobody has its slots.
+    DiesForAll,
     /// Without a failure: it becomes the replica of its successor.
     HandsOver,
 }
@@ -103,6 +105,13 @@ impl Servers {
         }
     }
 
+    async fn want_every_slot(&self) {
+        let Self::Cluster { servers, .. } = self else { panic!("a case of clusters") };
+        for primary in &servers.primaries {
+            let () = primary.run(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]).await;
+        }
+    }
+
     async fn hand_over(&self) {
         let Self::Cluster { .. } = self else { panic!("a case of clusters") };
         let () = self.new().run(&["CLUSTER", "FAILOVER"]).await;
@@ -122,6 +131,10 @@ impl Servers {
         }
         users
     }
+}
+
+fn opened(agent: &Agent<'_>) -> f64 {
+    agent.metric("limiter_breaker_transitions_total{to=\"open\"}")
 }
 
 async fn until_role(server: &RedisServer, role: &str) {
@@ -167,8 +180,11 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
         runtime.block_on(servers.hand_over());
     } else {
         runtime.block_on(servers.allow_successor(false));
+        if end == End::DiesForAll {
+            runtime.block_on(servers.want_every_slot());
+        }
         match end {
-            End::Dies => servers.old_mut().kill(),
+            End::Dies | End::DiesForAll => servers.old_mut().kill(),
             End::StandsStill | End::HandsOver => servers.old().freeze(),
         }
         for agent in &nodes {
@@ -176,7 +192,11 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
                 for rule in rules() {
                     ask(agent, &users[1], &format!("/{rule}"));
                 }
-                (agent.metric("limiter_breaker_transitions_total{to=\"open\"}") == 2.0).then_some(())
+                match end {
+                    End::DiesForAll => !breakers(agent).contains(&"closed".to_owned()),
+                    _ => opened(agent) == 2.0,
+                }
+                .then_some(())
             });
         }
         runtime.block_on(servers.allow_successor(true));
@@ -195,10 +215,11 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
     }
     assert!(watch.elapsed() < PROBE / 2, "{what}: after {:?}", watch.elapsed());
     are_shared(runtime, &what, servers.new(), &nodes, &users[2]);
+    let opened_before = nodes.each_ref().map(opened);
 
     // It comes back, and has nothing to say any more.
     match end {
-        End::Dies => runtime.block_on(servers.old_mut().restart()),
+        End::Dies | End::DiesForAll => runtime.block_on(servers.old_mut().restart()),
         End::StandsStill => servers.old().thaw(),
         End::HandsOver => {}
     }
@@ -206,17 +227,22 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
     are_shared(runtime, &what, servers.new(), &nodes, &users[3]);
     for agent in &nodes {
         assert_eq!(agent.status()["degraded"], json!(false), "{what}: {}", agent.status());
-        let opened = if end == End::HandsOver { 0.0 } else { 2.0 };
-        assert_eq!(agent.metric("limiter_breaker_transitions_total{to=\"open\"}"), opened, "{what}");
     }
+    assert_eq!(nodes.each_ref().map(opened), opened_before, "{what}");
 }
 
 #[test]
 fn the_successor_of_a_primary_of_a_cluster_is_found_whoever_is_quiet() {
     let runtime = runtime();
     // The second has the heartbeats.
-    for (lost, end) in [(0, End::Dies), (1, End::Dies), (2, End::StandsStill), (0, End::HandsOver), (1, End::HandsOver)]
-    {
+    for (lost, end) in [
+        (0, End::Dies),
+        (1, End::Dies),
+        (2, End::DiesForAll),
+        (2, End::StandsStill),
+        (0, End::HandsOver),
+        (1, End::HandsOver),
+    ] {
         let servers = runtime.block_on(RedisCluster::start_with_replicas(3));
         is_followed(&runtime, end, Servers::Cluster { servers, lost });
     }

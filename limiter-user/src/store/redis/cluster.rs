@@ -30,6 +30,8 @@ use crate::{
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 /// The same, of a node that is left alone; less where it is tried more often.
 const BETWEEN_LOOKS_FOR_SUCCESSORS: Duration = Duration::from_secs(1);
+/// So long after slots have moved all nodes know of it.
+const SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// How often one call follows slots that move.
 const MAX_REDIRECTIONS: usize = 4;
 /// Before a call is repeated whose keys are on their way.
@@ -61,6 +63,8 @@ struct Inner {
     /// Of primaries, and of what slots moved to since the last look.
     connections: HashMap<Address, Arc<Connection>>,
     looked: Option<Stopwatch>,
+    /// When a look last saw slots elsewhere than the one before.
+    moved: Option<Stopwatch>,
     /// Why the last look saw nothing.
     reason: Option<String>,
 }
@@ -376,6 +380,13 @@ impl Cluster {
                     Ok(ranges) => {
                         cluster.breaker.hasten();
                         inner.reason = None;
+                        if !are_alike(&ranges, &inner.ranges) {
+                            inner.moved = Some(Stopwatch::start());
+                        }
+                        // Nodes that said that the cluster is down are of another opinion soon.
+                        if inner.moved.is_some_and(|moved| moved.elapsed() < SETTLES_WITHIN) {
+                            ranges.iter().for_each(|range| range.connection.breaker().hasten());
+                        }
                         // A connection that leads to no primary ends with the last call on it.
                         inner.connections.retain(|_, connection| {
                             ranges.iter().any(|range| Arc::ptr_eq(&range.connection, connection))
@@ -476,6 +487,13 @@ impl Drop for Looking<'_> {
 fn name_of(seeds: &[Address]) -> String {
     let seeds: Vec<_> = seeds.iter().map(|(host, port)| format!("{host}:{port}")).collect();
     format!("the cluster of {}", seeds.join(", "))
+}
+
+fn are_alike(ranges: &[Range], others: &[Range]) -> bool {
+    let is_alike = |(range, other): (&Range, &Range)| {
+        (range.first, range.last) == (other.first, other.last) && Arc::ptr_eq(&range.connection, &other.connection)
+    };
+    ranges.len() == others.len() && ranges.iter().zip(others).all(is_alike)
 }
 
 fn find(ranges: &[Range], slot: u16) -> Option<Arc<Connection>> {
