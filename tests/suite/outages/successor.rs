@@ -73,21 +73,21 @@ impl Servers {
         }
     }
 
-    fn old(&self) -> &RedisServer {
+    fn predecessor(&self) -> &RedisServer {
         match self {
             Self::Cluster { servers, lost } => &servers.primaries[*lost],
             Self::Sentinel(servers) => &servers.primary,
         }
     }
 
-    fn old_mut(&mut self) -> &mut RedisServer {
+    fn predecessor_mut(&mut self) -> &mut RedisServer {
         match self {
             Self::Cluster { servers, lost } => &mut servers.primaries[*lost],
             Self::Sentinel(servers) => &mut servers.primary,
         }
     }
 
-    fn new(&self) -> &RedisServer {
+    fn successor(&self) -> &RedisServer {
         match self {
             Self::Cluster { servers, lost } => &servers.replicas[*lost],
             Self::Sentinel(servers) => &servers.replica,
@@ -99,7 +99,7 @@ impl Servers {
         match self {
             Self::Cluster { .. } => {
                 let is_forbidden = if is_allowed { "no" } else { "yes" };
-                let () = self.new().run(&["CONFIG", "SET", "cluster-replica-no-failover", is_forbidden]).await;
+                let () = self.successor().run(&["CONFIG", "SET", "cluster-replica-no-failover", is_forbidden]).await;
             }
             Self::Sentinel(servers) => servers.take_down_after(if is_allowed { 2_000 } else { 600_000 }).await,
         }
@@ -114,7 +114,7 @@ impl Servers {
 
     async fn hand_over(&self) {
         let Self::Cluster { .. } = self else { panic!("a case of clusters") };
-        let () = self.new().run(&["CLUSTER", "FAILOVER"]).await;
+        let () = self.successor().run(&["CLUSTER", "FAILOVER"]).await;
     }
 
     /// Users whose counters are where a server is lost.
@@ -174,7 +174,7 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
     let nodes = setups.each_ref().map(Setup::start);
     nodes.iter().for_each(until_whole);
     let users = runtime.block_on(servers.users());
-    are_shared(runtime, &what, servers.old(), &nodes, &users[0]);
+    are_shared(runtime, &what, servers.predecessor(), &nodes, &users[0]);
 
     if end == End::HandsOver {
         runtime.block_on(servers.hand_over());
@@ -184,8 +184,8 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
             runtime.block_on(servers.want_every_slot());
         }
         match end {
-            End::Dies | End::DiesForAll => servers.old_mut().kill(),
-            End::StandsStill | End::HandsOver => servers.old().freeze(),
+            End::Dies | End::DiesForAll => servers.predecessor_mut().kill(),
+            End::StandsStill | End::HandsOver => servers.predecessor().freeze(),
         }
         for agent in &nodes {
             until(&format!("{what}: who shares and who decides leave it alone"), WAIT, || {
@@ -194,7 +194,7 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
                 }
                 match end {
                     End::DiesForAll => !breakers(agent).contains(&"closed".to_owned()),
-                    _ => opened(agent) == 2.0,
+                    End::Dies | End::StandsStill | End::HandsOver => opened(agent) == 2.0,
                 }
                 .then_some(())
             });
@@ -202,9 +202,9 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
         runtime.block_on(servers.allow_successor(true));
     }
     // Nobody asks anything meanwhile.
-    runtime.block_on(until_role(servers.new(), "role:master"));
+    runtime.block_on(until_role(servers.successor(), "role:master"));
     let watch = Stopwatch::start();
-    let old = format!(":{}", servers.old().port());
+    let old = format!(":{}", servers.predecessor().port());
     for agent in &nodes {
         until(&format!("{what}: the successor is known"), WAIT, || {
             let status = agent.status();
@@ -214,17 +214,17 @@ fn is_followed(runtime: &tokio::runtime::Runtime, end: End, mut servers: Servers
         });
     }
     assert!(watch.elapsed() < PROBE / 2, "{what}: after {:?}", watch.elapsed());
-    are_shared(runtime, &what, servers.new(), &nodes, &users[2]);
+    are_shared(runtime, &what, servers.successor(), &nodes, &users[2]);
     let opened_before = nodes.each_ref().map(opened);
 
     // It comes back, and has nothing to say any more.
     match end {
-        End::Dies | End::DiesForAll => runtime.block_on(servers.old_mut().restart()),
-        End::StandsStill => servers.old().thaw(),
+        End::Dies | End::DiesForAll => runtime.block_on(servers.predecessor_mut().restart()),
+        End::StandsStill => servers.predecessor().thaw(),
         End::HandsOver => {}
     }
-    runtime.block_on(until_role(servers.old(), "role:slave"));
-    are_shared(runtime, &what, servers.new(), &nodes, &users[3]);
+    runtime.block_on(until_role(servers.predecessor(), "role:slave"));
+    are_shared(runtime, &what, servers.successor(), &nodes, &users[3]);
     for agent in &nodes {
         assert_eq!(agent.status()["degraded"], json!(false), "{what}: {}", agent.status());
     }
