@@ -28,7 +28,7 @@ use crate::{
         lease::Leases,
         memory::MemoryStore,
         redis::{RedisStore, Shard},
-        sync::{SyncState, SyncStatus},
+        sync::{SyncState, SyncStats, SyncStatus},
     },
 };
 
@@ -187,6 +187,9 @@ pub struct ShardStatus {
     pub name: String,
     /// `closed`: it is asked; `open`: it is left alone; `probing`: it is tried.
     pub breaker: String,
+    /// Its `maxmemory-policy`, if that may evict counters.
+    #[serde(default)]
+    pub may_evict: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -438,9 +441,9 @@ impl StatusSource {
                 capacity: memory.capacity as u64,
                 evicted: memory.evicted,
                 state: sync.as_ref().map(|sync| sync.state.as_str().to_owned()),
-                lag_ms: sync.map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
+                lag_ms: sync.as_ref().map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
                 live_nodes: self.shared.as_ref().map(|(_, redis)| redis.live_nodes()),
-                shards: self.shards().into_iter().map(shard_status).collect(),
+                shards: self.shards().into_iter().map(|shard| shard_status(shard, sync.as_ref())).collect(),
             },
             keys: self.keys.as_ref().map(|keys| {
                 let keys = keys.get();
@@ -460,8 +463,9 @@ impl StatusSource {
     }
 }
 
-fn shard_status(shard: Shard) -> ShardStatus {
-    ShardStatus { name: shard.name, breaker: shard.state.as_str().to_owned() }
+fn shard_status(shard: Shard, sync: Option<&SyncStats>) -> ShardStatus {
+    let may_evict = sync.and_then(|sync| sync.may_evict.get(&shard.name).cloned());
+    ShardStatus { name: shard.name, breaker: shard.state.as_str().to_owned(), may_evict }
 }
 
 fn rule_status(rule: &Rule, metrics: &RuleMetrics, share: Option<&Tightened>) -> RuleStatus {

@@ -66,6 +66,16 @@ impl RedisSentinels {
         self.sentinels.iter().map(|sentinel| format!("redis://127.0.0.1:{}", sentinel.port)).collect()
     }
 
+    /// After so many milliseconds without an answer a server counts as gone.
+    pub async fn take_down_after(&self, ms: u64) {
+        for sentinel in &self.sentinels {
+            let words = ["SENTINEL", "SET", SERVICE, "down-after-milliseconds", &ms.to_string()];
+            let client = redis::Client::open(format!("redis://127.0.0.1:{}", sentinel.port)).expect("a valid address");
+            let mut connection = client.get_multiplexed_async_connection().await.expect("a sentinel");
+            let () = command(&words).query_async(&mut connection).await.expect("a setting of sentinels");
+        }
+    }
+
     /// Kills one of the sentinels.
     pub fn lose_a_sentinel(&mut self) {
         self.sentinels[0].child.kill().expect("kill a sentinel");
@@ -75,11 +85,15 @@ impl RedisSentinels {
 async fn ask(port: u16, words: &[&str]) -> anyhow::Result<Vec<String>> {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
     let mut connection = client.get_multiplexed_async_connection().await?;
+    Ok(command(words).query_async(&mut connection).await?)
+}
+
+fn command(words: &[&str]) -> redis::Cmd {
     let mut command = redis::cmd(words[0]);
     for word in &words[1..] {
         command.arg(*word);
     }
-    Ok(command.query_async(&mut connection).await?)
+    command
 }
 
 fn sentinel(primary: u16) -> Sentinel {

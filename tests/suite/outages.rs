@@ -22,8 +22,11 @@ use limiter_user::clock::Stopwatch;
 use serde_json::json;
 
 mod outages {
+    mod eviction;
+    mod losses;
     mod recovery;
     mod share;
+    mod successor;
 }
 
 const WAIT: Duration = Duration::from_secs(30);

@@ -66,6 +66,11 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     for shard in store.shards.iter().filter(|shard| shard.breaker != "closed") {
         writeln!(out, "redis {}: breaker {}", shard.name, shard.breaker)?;
     }
+    for shard in &store.shards {
+        if let Some(policy) = &shard.may_evict {
+            writeln!(out, "redis {}: maxmemory-policy {policy} may evict counters", shard.name)?;
+        }
+    }
     if let Some(KeysStatus { keys, connected, unreadable, losses }) = &status.keys {
         let state = if *connected { "connected" } else { "Redis does not answer" };
         writeln!(out, "keys: {keys} in Redis, {state}, {unreadable} unreadable, lost and given back {losses} times")?;

@@ -14,6 +14,7 @@ use std::{
 use limiter_common::time::UnixMicros;
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 
+pub(super) use self::run::Run;
 pub use self::{
     access::{Certificates, RedisConfig, RedisConfigError, Topology},
     breakers::BreakerCounts,
@@ -31,6 +32,7 @@ use self::{
     calls::Calls,
     cluster::{Call, Cluster, Exchange},
     connection::{Connection, Route},
+    mark::Marks,
     script::Script,
     sentinel::Sentinels,
     slot::slot,
@@ -51,7 +53,9 @@ mod examine;
 mod heartbeat;
 mod key;
 mod keys;
+mod mark;
 mod outage;
+mod run;
 mod scan;
 mod script;
 mod sentinel;
@@ -89,6 +93,8 @@ struct Shared {
     lease: Script,
     heartbeat: Script,
     probe: Script,
+    mark: Script,
+    marks: Marks,
     calls: Arc<Calls>,
     breakers: Arc<Breakers>,
     live_nodes: Arc<AtomicU32>,
@@ -154,6 +160,8 @@ impl RedisStore {
             lease: Script::lease(),
             heartbeat: Script::heartbeat(),
             probe: Script::probe(),
+            mark: Script::mark(),
+            marks: Marks::default(),
             calls,
             breakers,
             live_nodes,
@@ -256,21 +264,6 @@ impl RedisStore {
             }
         }
         self.time_of(OPERATION, result?)
-    }
-
-    /// Which servers these are, by name, and which runs of them; nothing of one that does not tell (`INFO` may be forbidden).
-    pub(super) async fn run_ids(&self, deadline: Duration) -> Vec<(String, String)> {
-        const OPERATION: &str = "ask who it is";
-        let mut ids = Vec::new();
-        for node in self.nodes(OPERATION, deadline).await.unwrap_or_default() {
-            let mut info = redis::cmd("INFO");
-            info.arg("server");
-            let Ok(reply) = self.single_to(OPERATION, &node, info, deadline).await else { continue };
-            let Ok(text) = redis::from_redis_value::<String>(reply) else { continue };
-            let id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
-            ids.extend(id.map(|id| (node.name().to_owned(), id.trim().to_owned())));
-        }
-        ids
     }
 
     /// All servers that hold counters.

@@ -6,14 +6,14 @@
 //! Architecture invariant: no request waits for the worker, and it holds nothing that grows but one batch: what is to
 //! be sent is in the memory store, which is bounded.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use limiter_common::time::UnixMicros;
 use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use self::{bound::Bounds, live_nodes::LiveNodes, offset::OffsetBounds};
+use self::{bound::Bounds, live_nodes::LiveNodes, offset::OffsetBounds, servers::Servers};
 use super::{
     CounterKey, StoreError,
     counter::{Adopts, OwnState, OwnTotals},
@@ -26,9 +26,8 @@ use crate::clock::{Clock, SharedClock, Stopwatch};
 mod bound;
 mod live_nodes;
 mod offset;
+mod servers;
 
-/// Runs of servers that are told apart.
-const MOST_RUN_IDS: usize = 4096;
 /// Changes of the clock's offset from here on are counted and logged.
 const STEP_US: u64 = 100_000;
 
@@ -96,6 +95,8 @@ pub struct SyncStats {
     pub failed_rounds: u64,
     /// Why the last of them failed; `None` once Redis has answered again.
     pub last_error: Option<String>,
+    /// Servers that may evict counters when their memory ends, by name, and their `maxmemory-policy`.
+    pub may_evict: BTreeMap<String, String>,
     /// Counters that Redis refused or answered unintelligibly.
     pub refused_counters: u64,
     /// Counters that Redis knew less of than it had confirmed.
@@ -148,7 +149,7 @@ pub struct SyncWorker {
     /// Of the last message.
     number: u64,
     status: SyncStatus,
-    server: Server,
+    servers: Servers,
     clock_is_set: bool,
     nodes: LiveNodes,
     /// By which requests are decided.
@@ -167,13 +168,6 @@ impl std::fmt::Debug for SyncWorker {
     }
 }
 
-/// The servers that have what this node sent.
-#[derive(Debug, Default)]
-struct Server {
-    generation: u64,
-    run_ids: BTreeSet<String>,
-}
-
 impl SyncWorker {
     /// `memory` should be [`MemoryStore::shared`] and take its time from `clock`.
     pub fn new(memory: Arc<MemoryStore>, redis: RedisStore, clock: Arc<SharedClock>, config: SyncConfig) -> Self {
@@ -184,7 +178,7 @@ impl SyncWorker {
             config: SyncConfig { batch: config.batch.max(1), ..config },
             number: 0,
             status: SyncStatus::default(),
-            server: Server::default(),
+            servers: Servers::default(),
             clock_is_set: false,
             nodes: LiveNodes::new("", config.heartbeat),
             beside: None,
@@ -318,9 +312,7 @@ impl SyncWorker {
                 self.ask_any_time().await?;
             }
         }
-        if self.redis.generation() != self.server.generation {
-            self.meet_server().await;
-        }
+        self.look_at_servers().await;
         let mut left = self.memory.stats().queued;
         while left > 0 {
             let take = left.min(self.config.batch);
@@ -361,29 +353,6 @@ impl SyncWorker {
         let mut bounds = OffsetBounds::default();
         bounds.narrow(now_us, start, self.clock.local());
         self.set_clock(&bounds);
-    }
-
-    /// A new connection may lead to a server that knows nothing: one that was restarted, or another one.
-    async fn meet_server(&mut self) {
-        let generation = self.redis.generation();
-        let runs = self.redis.run_ids(self.config.batch_deadline).await;
-        let met_before = self.server.generation != 0;
-        self.server.generation = generation;
-        let is_new = |(_, id): &&(String, String)| !self.server.run_ids.contains(id);
-        let new: Vec<String> = runs.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
-        if self.server.run_ids.len() > MOST_RUN_IDS {
-            self.server.run_ids.clear();
-        }
-        // Of a cluster, some may not answer now and come back: they stay known.
-        self.server.run_ids.extend(runs.iter().map(|(_, id)| id.clone()));
-        if !met_before {
-            return;
-        }
-        // One that does not tell which run it is may be any.
-        let servers = if runs.is_empty() { None } else { Some(new) };
-        if servers.as_ref().is_none_or(|servers| !servers.is_empty()) {
-            self.refill("redis was restarted or replaced", servers);
-        }
     }
 
     async fn send_batch(&mut self) -> Result<(), StoreError> {
@@ -459,6 +428,7 @@ impl SyncWorker {
         // One key may have been evicted; many at once were flushed. What is sent again says nothing new.
         let flushed = seen.flushed();
         if !refilling && !flushed.is_empty() {
+            self.redis.forget_marks(&flushed);
             self.refill("redis has lost counters", Some(flushed));
         }
         Ok(())

@@ -108,6 +108,7 @@ async fn a_slot_that_moves_under_load_loses_nothing_and_counts_nothing_twice() {
     let there = servers.primaries[to].counters().await;
     assert_eq!(there, [key]);
     assert!(nodes.iter().all(|node| node.status.get().refused_counters == 0), "redirections are followed");
+    assert!(nodes.iter().all(|node| node.status.get().refills == 0), "nothing was lost");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -84,6 +84,11 @@ impl Breakers {
         Arc::new(Self { config, calls, clock: Stopwatch::start(), broken: AtomicUsize::new(0), counts })
     }
 
+    /// The longest time between two probes; `None` where no server is ever left alone.
+    pub(super) fn probe(&self) -> Option<Duration> {
+        self.config.map(|config| config.probe)
+    }
+
     #[inline]
     pub(super) fn are_closed(&self) -> bool {
         self.broken.load(Ordering::Relaxed) == 0

@@ -28,12 +28,18 @@ use crate::{
 
 /// Between two looks at who has which slot, whatever goes wrong.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
-/// The same, of a node that is left alone.
+/// The same, of a node that is left alone; less where it is tried more often.
 const BETWEEN_LOOKS_FOR_SUCCESSORS: Duration = Duration::from_secs(1);
+/// So long after slots have moved all nodes know of it.
+const SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// How often one call follows slots that move.
 const MAX_REDIRECTIONS: usize = 4;
 /// Before a call is repeated whose keys are on their way.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(1);
+
+/// What a node says that has the slots no longer, or not for now.
+const NOT_HERE: &[ServerErrorKind] =
+    &[ServerErrorKind::Moved, ServerErrorKind::ReadOnly, ServerErrorKind::ClusterDown, ServerErrorKind::MasterDown];
 
 type Address = (String, u16);
 
@@ -57,6 +63,8 @@ struct Inner {
     /// Of primaries, and of what slots moved to since the last look.
     connections: HashMap<Address, Arc<Connection>>,
     looked: Option<Stopwatch>,
+    /// When a look last saw slots elsewhere than the one before.
+    moved: Option<Stopwatch>,
     /// Why the last look saw nothing.
     reason: Option<String>,
 }
@@ -148,7 +156,10 @@ impl Cluster {
         deadline: Duration,
     ) -> Result<Arc<Connection>, StoreError> {
         let ranges = self.ranges(operation, deadline).await?;
-        find(&ranges, slot).ok_or_else(|| self.nobody_has(operation, slot))
+        find(&ranges, slot).ok_or_else(|| {
+            self.look_again();
+            self.nobody_has(operation, slot)
+        })
     }
 
     /// All nodes that have slots.
@@ -243,7 +254,7 @@ impl Cluster {
         if is(ServerErrorKind::TryAgain) {
             return Some(Target { connection: Arc::clone(&target.connection), ..*target });
         }
-        if [ServerErrorKind::Moved, ServerErrorKind::ClusterDown, ServerErrorKind::MasterDown].map(is).contains(&true) {
+        if NOT_HERE.iter().any(|kind| is(*kind)) {
             self.look_again();
         }
         let asking = is(ServerErrorKind::Ask);
@@ -325,11 +336,24 @@ impl Cluster {
 
     /// A node that is left alone may stay away for long.
     fn look_for_successor(self: &Arc<Self>, of: &Connection) {
-        let is_left_alone = of.breaker().state() != BreakerState::Closed;
-        self.look_unless_within(if is_left_alone { BETWEEN_LOOKS_FOR_SUCCESSORS } else { BETWEEN_LOOKS });
+        let between = match self.breakers.probe() {
+            Some(probe) if is_left_alone(of) => probe.clamp(BETWEEN_LOOKS, BETWEEN_LOOKS_FOR_SUCCESSORS),
+            Some(_) | None => BETWEEN_LOOKS,
+        };
+        self.look_unless_within(between);
     }
 
-    fn look_again(self: &Arc<Self>) -> bool {
+    /// To be called now and then while some are left alone: nobody sends them anything who would find out that they have
+    /// successors.
+    pub(super) fn look_for_successors(self: &Arc<Self>) {
+        let ranges = Arc::clone(&self.inner.lock().ranges);
+        if let Some(range) = ranges.iter().find(|range| is_left_alone(&range.connection)) {
+            self.look_for_successor(&range.connection);
+        }
+    }
+
+    /// Returns whether that begins now.
+    pub(super) fn look_again(self: &Arc<Self>) -> bool {
         self.look_unless_within(BETWEEN_LOOKS)
     }
 
@@ -356,6 +380,13 @@ impl Cluster {
                     Ok(ranges) => {
                         cluster.breaker.hasten();
                         inner.reason = None;
+                        if !are_alike(&ranges, &inner.ranges) {
+                            inner.moved = Some(Stopwatch::start());
+                        }
+                        // Nodes that said that the cluster is down are of another opinion soon.
+                        if inner.moved.is_some_and(|moved| moved.elapsed() < SETTLES_WITHIN) {
+                            ranges.iter().for_each(|range| range.connection.breaker().hasten());
+                        }
                         // A connection that leads to no primary ends with the last call on it.
                         inner.connections.retain(|_, connection| {
                             ranges.iter().any(|range| Arc::ptr_eq(&range.connection, connection))
@@ -375,7 +406,6 @@ impl Cluster {
         const OPERATION: &str = "ask who has which slot";
         // Those that are left alone come last: the others know their successors.
         let known: Vec<(Address, bool)> = {
-            let is_left_alone = |node: &Connection| node.breaker().state() != BreakerState::Closed;
             let inner = self.inner.lock();
             inner.connections.iter().map(|(address, node)| (address.clone(), is_left_alone(node))).collect()
         };
@@ -459,6 +489,13 @@ fn name_of(seeds: &[Address]) -> String {
     format!("the cluster of {}", seeds.join(", "))
 }
 
+fn are_alike(ranges: &[Range], others: &[Range]) -> bool {
+    let is_alike = |(range, other): (&Range, &Range)| {
+        (range.first, range.last) == (other.first, other.last) && Arc::ptr_eq(&range.connection, &other.connection)
+    };
+    ranges.len() == others.len() && ranges.iter().zip(others).all(is_alike)
+}
+
 fn find(ranges: &[Range], slot: u16) -> Option<Arc<Connection>> {
     let range = &ranges[ranges.partition_point(|range| range.last < slot)..].first()?;
     (range.first <= slot).then(|| Arc::clone(&range.connection))
@@ -496,6 +533,10 @@ async fn send_group(
     let replies = exchange.exchange(&group[0].connection, &pipeline).await?;
     let of_calls = usize::from(asking);
     Ok(replies.into_iter().skip(of_calls).step_by(of_calls + 1).collect())
+}
+
+fn is_left_alone(node: &Connection) -> bool {
+    node.breaker().state() != BreakerState::Closed
 }
 
 fn is_try_again(error: &RedisError) -> bool {

@@ -24,7 +24,10 @@ use super::{
     breakers::{Breakers, ServerBreaker},
     sentinel::Sentinels,
 };
-use crate::{clock::Stopwatch, store::StoreError};
+use crate::{
+    clock::Stopwatch,
+    store::{StoreError, breaker::BreakerState},
+};
 
 /// Between attempts: doubled after each failure in a row, with up to half of it taken off at random.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
@@ -32,6 +35,9 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
 /// Calls in a row without an answer after which the connection is taken for dead, if it has also been silent for as long
 /// as an attempt to connect may take: a slow network must not look like a dead server.
 const TIMEOUTS_UNTIL_DEAD: u32 = 5;
+
+/// Between two looks whether a primary that is left alone has a successor.
+const BETWEEN_LOOKS_FOR_SUCCESSORS: Duration = Duration::from_secs(1);
 
 /// Counts connections, so that a caller can tell that it speaks through another one than before.
 pub(super) type Generation = u64;
@@ -79,6 +85,7 @@ pub(super) struct Connection {
     changed: watch::Sender<()>,
     timeouts: AtomicU32,
     breaker: ServerBreaker,
+    looked_for_successor: Mutex<Option<Stopwatch>>,
 }
 
 struct Inner {
@@ -110,6 +117,7 @@ impl Connection {
             changed: watch::Sender::new(()),
             timeouts: AtomicU32::new(0),
             breaker,
+            looked_for_successor: Mutex::new(None),
         })
     }
 
@@ -220,11 +228,42 @@ impl Connection {
         }
     }
 
+    /// To be called now and then while the server is left alone: where sentinels name another primary by now, the next probe
+    /// goes there, and need not wait.
+    pub(super) fn look_for_successor(self: &Arc<Self>) {
+        if !matches!(self.route, Route::Primary(_)) || self.breaker.state() == BreakerState::Closed {
+            return;
+        }
+        {
+            let mut looked = self.looked_for_successor.lock();
+            if looked.is_some_and(|looked| looked.elapsed() < BETWEEN_LOOKS_FOR_SUCCESSORS) {
+                return;
+            }
+            *looked = Some(Stopwatch::start());
+        }
+        let connection = Arc::clone(self);
+        tokio::spawn(async move {
+            let Route::Primary(sentinels) = &connection.route else { return };
+            if sentinels.has_successor(&connection.settings(), connection.connect_timeout).await {
+                let mut inner = connection.inner.lock();
+                if !matches!(inner.state, State::Connecting) {
+                    let reason = "it has a successor".to_owned();
+                    inner.state = State::Waiting { since: Stopwatch::start(), wait: Duration::ZERO, reason };
+                }
+                drop(inner);
+                connection.breaker.hasten();
+            }
+        });
+    }
+
+    fn settings(&self) -> AsyncConnectionConfig {
+        AsyncConnectionConfig::new().set_connection_timeout(Some(self.connect_timeout)).set_response_timeout(None)
+    }
+
     async fn attempt(&self) {
         // A task that is dropped in the middle must not leave `Connecting` behind for ever.
         let mut unfinished = Unfinished { connection: self, done: false };
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(self.connect_timeout)).set_response_timeout(None);
+        let config = self.settings();
         let result = match &self.route {
             Route::Server(client) => {
                 let connect = client.get_multiplexed_async_connection_with_config(&config);
@@ -348,6 +387,8 @@ fn is_of_server(error: &RedisError) -> bool {
         error.kind(),
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) | ErrorKind::AuthenticationFailed
     ) || error.code() == Some("NOAUTH")
+        // As a script of Redis 6 says it.
+        || error.to_string().contains("-READONLY ")
 }
 
 /// Whether the server can do nothing for anybody, whatever the call was.

@@ -134,11 +134,14 @@ fn reason(error: &StoreError) -> &str {
     }
 }
 
+/// Of an answer to `INFO`.
+pub(super) fn field(info: &str, name: &str) -> Option<String> {
+    let of = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned());
+    info.lines().find_map(of)
+}
+
 fn facts(info: &str) -> ServerFacts {
-    let field = |name: &str| {
-        let of = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned());
-        info.lines().find_map(of)
-    };
+    let field = |name| field(info, name);
     ServerFacts {
         version: field("redis_version").unwrap_or_else(|| "unknown".to_owned()),
         maxmemory_policy: field("maxmemory_policy"),

@@ -10,7 +10,8 @@ use redis::{Cmd, Pipeline, Value};
 
 use super::{
     CLOCK_SLOT, RedisStore, ScriptCalls, Servers,
-    cluster::Exchange as _,
+    breakers::Probe,
+    cluster::{Call, Exchange as _},
     connection::Connection,
     key::LIVE_NODES,
     only,
@@ -60,17 +61,17 @@ impl RedisStore {
             }
         };
         let script = &self.0.heartbeat;
-        let mut call = script.call(1);
-        call.arg(LIVE_NODES).arg(node).arg(u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX));
+        let mut command = script.call(1);
+        command.arg(LIVE_NODES).arg(node).arg(u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX));
         let left = deadline.saturating_sub(watch.elapsed());
         let reply = match server.breaker().begin_probe() {
-            Some(probe) => {
-                let reply = self.call(OPERATION, &server, script, call, left, false).await;
-                probe.ended(&reply);
-                reply
+            Some(probe) => self.call_anyway(OPERATION, &server, probe, script, command, left).await?,
+            None => {
+                let calls = vec![Call { slot: CLOCK_SLOT, command }];
+                let reply = self.run(OPERATION, script, calls, left).await?.pop();
+                reply.unwrap_or_else(|| Err(self.bad_reply(OPERATION, "no reply".to_owned())))?
             }
-            None => self.call(OPERATION, &server, script, call, left, true).await,
-        }?;
+        };
         let (now_us, live_nodes) = redis::from_redis_value(reply)
             .map_err(|misfit: redis::ParsingError| self.bad_reply(OPERATION, misfit.to_string()))?;
         Ok(Heard { now_us, live_nodes })
@@ -84,11 +85,15 @@ impl RedisStore {
             return;
         }
         let known = match &self.0.servers {
-            Servers::One(server) => vec![(Arc::clone(server), 0..=SLOTS - 1)],
+            Servers::One(server) => {
+                server.look_for_successor();
+                vec![(Arc::clone(server), 0..=SLOTS - 1)]
+            }
             Servers::Cluster(cluster) => {
                 if !beats {
                     cluster.probe(OPERATION, deadline).await;
                 }
+                cluster.look_for_successors();
                 cluster.known()
             }
         };
@@ -106,40 +111,44 @@ impl RedisStore {
         join_all(nodes.iter().map(async |(node, first)| {
             if let Some(probe) = node.breaker().begin_probe() {
                 let mut call = script.call(1);
-                call.arg(key_in(*first));
-                probe.ended(&self.call(OPERATION, node, script, call, deadline, false).await);
+                call.arg(key_in(*first, "none"));
+                // How it ended is known by the probe.
+                drop(self.call_anyway(OPERATION, node, probe, script, call, deadline).await);
             }
         }))
         .await;
     }
 
-    /// Calls a script of one server: as others do, or in spite of its breaker.
-    async fn call(
+    /// Calls a script of one server in spite of its breaker, which is told how that ended.
+    async fn call_anyway(
         &self,
         operation: &'static str,
         node: &Arc<Connection>,
+        probe: Probe<'_>,
         script: &Script,
         call: Cmd,
         deadline: Duration,
-        guarded: bool,
     ) -> Result<Value, StoreError> {
-        if !guarded {
-            node.renew();
-        }
+        node.renew();
         let watch = Stopwatch::start();
-        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, guarded };
+        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, guarded: false };
         let mut pipeline = Pipeline::with_capacity(1);
         pipeline.ignore_errors().add_command(call);
         let sent = exchange.exchange(node, &pipeline).await;
         let result = sent.and_then(|replies| only(operation, node, replies));
         self.0.calls.record(&result, watch.elapsed());
+        probe.ended(&result);
+        if let (Err(_), Servers::Cluster(cluster)) = (&result, &self.0.servers) {
+            // It may be there again, and be no primary any more.
+            cluster.look_again();
+        }
         result
     }
 }
 
-/// A name in a slot, which no counter and nothing else has: its tag has no colon.
-fn key_in(wanted: u16) -> String {
-    let name = |number: u32| format!("rl:{{probe-{number}}}:none");
+/// A name in a slot, which no counter has: its tag has no colon.
+pub(super) fn key_in(wanted: u16, what: &str) -> String {
+    let name = |number: u32| format!("rl:{{server-{number}}}:{what}");
     // One in so many is there; a few times as many are enough for all of them.
     (0..u32::from(SLOTS) * 32).map(name).find(|name| slot(name.as_bytes()) == wanted).unwrap_or_else(|| name(0))
 }
@@ -156,7 +165,7 @@ mod tests {
     #[test]
     fn every_slot_can_be_tried() {
         for wanted in (0..SLOTS).step_by(1021).chain([SLOTS - 1]) {
-            assert_eq!(slot(key_in(wanted).as_bytes()), wanted);
+            assert_eq!(slot(key_in(wanted, "none").as_bytes()), wanted);
         }
     }
 }

@@ -46,6 +46,10 @@ impl Script {
         Self::alone("probe.lua", include_str!("../../../../lua/probe.lua").to_owned())
     }
 
+    pub(super) fn mark() -> Self {
+        Self::alone("mark.lua", include_str!("../../../../lua/mark.lua").to_owned())
+    }
+
     pub(super) fn lease() -> Self {
         Self::new("lease.lua", include_str!("../../../../lua/lease.lua"))
     }

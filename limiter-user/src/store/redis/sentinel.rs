@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection};
 
 use super::access::Access;
@@ -12,11 +13,13 @@ pub(super) struct Sentinels {
     /// What they call the primary and its replicas.
     service: String,
     servers: Access,
+    /// Address of the primary that was connected to last.
+    connected: Mutex<Option<String>>,
 }
 
 impl Sentinels {
     pub(super) fn new(sentinels: Vec<Access>, service: String, servers: Access) -> Self {
-        Self { sentinels, service, servers }
+        Self { sentinels, service, servers, connected: Mutex::default() }
     }
 
     pub(super) fn name(&self) -> String {
@@ -42,6 +45,18 @@ impl Sentinels {
         Err(reasons.join("; "))
     }
 
+    /// Whether the primary is another one by now than that which was connected to last. `false` where nobody knows.
+    pub(super) async fn has_successor(&self, config: &AsyncConnectionConfig, each: Duration) -> bool {
+        let Some(connected) = self.connected.lock().clone() else { return false };
+        for sentinel in &self.sentinels {
+            let Ok(client) = sentinel.first() else { continue };
+            if let Ok(Ok(primary)) = tokio::time::timeout(each, self.ask(&client, config)).await {
+                return address(&primary) != connected;
+            }
+        }
+        false
+    }
+
     async fn connect_by(
         &self,
         sentinel: &Access,
@@ -54,10 +69,13 @@ impl Sentinels {
         let role = redis::cmd("ROLE").query_async::<Vec<redis::Value>>(&mut connection).await;
         match role.as_deref() {
             Ok([redis::Value::BulkString(role), ..]) if role != b"master" => {
-                Err(format!("{} is no primary any more", primary.get_connection_info().addr()))
+                Err(format!("{} is no primary any more", address(&primary)))
             }
             // This user may not ask: a write will tell.
-            Ok(_) | Err(_) => Ok(connection),
+            Ok(_) | Err(_) => {
+                *self.connected.lock() = Some(address(&primary));
+                Ok(connection)
+            }
         }
     }
 
@@ -70,4 +88,8 @@ impl Sentinels {
         let (host, port) = address.ok_or_else(|| format!("knows no service {:?}", self.service))?;
         self.servers.client(&host, port).map_err(failed)
     }
+}
+
+fn address(server: &Client) -> String {
+    server.get_connection_info().addr().to_string()
 }
