@@ -31,7 +31,7 @@ local cells, passes = {}, true
 local function outcome_of(cell, counter, taken)
   if cell.cost > cell.burst then return -1 end
   if cell.kind == BUCKET then
-    cell.lacked = math.min(ahead(counter, now, cell.fill) + taken * cell.interval, MAX)
+    cell.lacked = math.min(ahead(counter, now, MAX) + taken * cell.interval, MAX)
     local most = cell.fill - cell.cost * cell.interval
     if cell.algorithm == LEAKY_BUCKET then most = math.min(most, cell.max_delay * 1000) end
     return cell.lacked <= most and 1 or 0
@@ -49,11 +49,11 @@ local charged_us = refund and tonumber(ARGV[7 * #KEYS + 4])
 
 local function give_back(cell, counter)
   if cell.kind == BUCKET then
-    local lacks = ahead(counter, now, cell.fill)
+    local lacks = ahead(counter, now, MAX)
     local back = math.min(cell.cost, cell.burst) * cell.interval
     -- A bucket that was full meanwhile has thrown away what came back by itself: that much at most.
     if charged_us then back = math.max(0, back - math.max(0, now.us - charged_us) * 1000) end
-    set_ahead(counter, now, lacks - math.min(lacks, back))
+    set_ahead(counter, now, lacks - math.min(lacks, back), cell.fill)
   elseif cell.kind == WINDOWS and charged_us then
     local behind = counter[INDEX] - div(charged_us, cell.window)
     local field = behind == 0 and CURRENT or behind == 1 and PREVIOUS
@@ -110,7 +110,8 @@ if passes and (charge or refund) then
       end
     elseif cell.outcome == 1 then
       if cell.kind == BUCKET then
-        set_ahead(counter, now, math.min(ahead(counter, now, cell.fill) + cell.cost * cell.interval, MAX - 1000))
+        local lacks = math.min(ahead(counter, now, MAX) + cell.cost * cell.interval, MAX - 1000)
+        set_ahead(counter, now, lacks, cell.fill)
       elseif cell.kind == LOG then
         local newest = #counter >= NODES and counter[#counter - 2] or 0
         log_add(counter, 0, math.fmod(newest + 1, 4294967296), now.us, cell.cost)
@@ -138,7 +139,8 @@ for i, key in ipairs(KEYS) do
     reply[at + 3], reply[at + 4] = cell.wait, log_reset(counter, now)
   else
     reply[at + 1], reply[at + 2], reply[at + 3] = cell.outcome, counter[INDEX], counter[PREVIOUS]
-    reply[at + 4] = cell.kind == BUCKET and cell.lacked or counter[CURRENT]
+    reply[at + 4] = counter[CURRENT]
+    if cell.kind == BUCKET then reply[at + 3], reply[at + 4] = math.fmod(counter[TAT_NS], 1000), cell.lacked end
   end
 end
 return reply

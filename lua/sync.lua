@@ -85,17 +85,26 @@ if kind == WINDOWS then
   end
 elseif is_news then
   local total, acknowledged = math.min(argument(7), MAX), math.min(argument(8), MAX)
-  local seen = ahead({ nil, nil, argument(9), argument(10) }, now, rule.fill)
-  local lacks = ahead(counter, now, rule.fill)
+  -- As much as this server lets a bucket with this node's part lack.
+  local most = math.min(rule.fill + ((#counter - CURRENT) / 4 + 1) * (rule.fill + LATE_NS), MAX - 1000)
+  local seen = ahead({ nil, nil, argument(9), argument(10) }, now, most)
+  local lacked = ahead(counter, now, MAX)
+  local lacks
   local more = total - (is_known and own_current or acknowledged)
   if more > 0 then
-    lacks = math.min(lacks + math.min(more * rule.interval, seen), rule.fill)
+    -- All of it was allowed by a bucket that lacked no more than it can hold. What the node sees of it has not come back; of
+    -- the rest nobody knows whether it has, or whether others took that as well: it counts from when the bucket became full,
+    -- by what was told before. The sum may be more than the bucket holds: that is owed.
+    local taken = math.min(more * rule.interval, math.min(seen, rule.fill) + LATE_NS)
+    local full_for = lacked > 0 and 0 or stored and math.min((now.us - counter[TAT_US]) * 1000, LATE_NS) or LATE_NS
+    lacks = math.max(lacked - full_for + taken, math.min(taken, seen))
   else
-    lacks = math.max(0, lacks + more * rule.interval)
+    lacks = math.max(0, lacked + more * rule.interval)
   end
   -- What this server has forgotten, the node still sees; it saw the others' part as well, so it is not added.
   if not is_known and acknowledged > 0 then lacks = math.max(lacks, seen) end
-  set_ahead(counter, now, lacks)
+  -- Where nothing was taken, a bucket that is full keeps the instant since when.
+  if more > 0 or lacked > 0 then set_ahead(counter, now, math.min(lacks, most), rule.fill) end
   own_previous, own_current, changed = 0, total, true
 end
 
@@ -104,7 +113,7 @@ finish(changed)
 
 local reply = { now.us, status, replaced and 1 or 0, known }
 if kind == BUCKET then
-  reply[5], reply[6], reply[7] = counter[TAT_US], counter[TAT_NS], own_current
+  reply[5], reply[6], reply[7] = counter[TAT_US], math.fmod(counter[TAT_NS], 1000), own_current
 else
   reply[5], reply[6], reply[7] = counter[INDEX], counter[PREVIOUS], counter[CURRENT]
   reply[8], reply[9] = own_previous, own_current

@@ -111,22 +111,28 @@ impl Bucket {
         GcraParams::from_interval(self.interval_ns, self.burst).unwrap_or_default()
     }
 
-    /// How far `tat_ns` is ahead of `now_ns`: what has been taken and did not come back yet. At most the whole bucket.
+    /// How far `tat_ns` is ahead of `now_ns`: what has been taken and did not come back yet. It is more than the bucket holds
+    /// where several nodes took from it before they heard of each other: then they owe, until time has made up for it.
     #[inline]
     pub const fn ahead_ns(&self, tat_ns: u64, now_ns: u64) -> u64 {
-        let ahead = tat_ns.saturating_sub(now_ns);
-        let fill = self.fill_ns();
-        if ahead < fill { ahead } else { fill }
+        tat_ns.saturating_sub(now_ns)
+    }
+
+    /// Whole units that were taken and that the bucket did not hold.
+    pub const fn owed(&self, tat_ns: u64, now_ns: u64) -> u64 {
+        self.ahead_ns(tat_ns, now_ns).saturating_sub(self.fill_ns()) / self.interval_ns
     }
 
     /// Whether `cost` units can be taken at `now_ns`. Changes nothing.
     #[inline]
     pub fn check(&self, tat_ns: u64, now_ns: u64, cost: u64) -> Outcome {
         let ahead = self.ahead_ns(tat_ns, now_ns);
-        match gcra::check(now_ns.wrapping_add(ahead), &self.params(), now_ns, cost).outcome {
+        // Debts are not known there: who owes waits for so much longer.
+        let within = ahead.min(self.fill_ns());
+        match gcra::check(now_ns.wrapping_add(within), &self.params(), now_ns, cost).outcome {
             gcra::Outcome::Conforming => Outcome::Allowed,
             gcra::Outcome::NonConforming { retry_after } => {
-                Outcome::Denied { retry_after_us: retry_after.div_ceil(1000) }
+                Outcome::Denied { retry_after_us: retry_after.saturating_add(ahead - within).div_ceil(1000) }
             }
             gcra::Outcome::NeverConforming => Outcome::Never,
         }
@@ -146,7 +152,7 @@ impl Bucket {
     /// Whole units left.
     #[inline]
     pub const fn remaining(&self, tat_ns: u64, now_ns: u64) -> u64 {
-        (self.fill_ns() - self.ahead_ns(tat_ns, now_ns)) / self.interval_ns
+        self.fill_ns().saturating_sub(self.ahead_ns(tat_ns, now_ns)) / self.interval_ns
     }
 
     /// When it is full again, rounded up to a microsecond; `now_us` when it is.
@@ -185,38 +191,45 @@ mod tests {
     }
 
     proptest! {
-        /// The model fills a bucket of nanoseconds step by step.
+        /// The model fills a bucket of nanoseconds step by step. What others took, they took whether it was there or not.
         #[test]
         fn decides_as_a_bucket_that_is_filled_does(
             interval in 1u64..5_000_000, burst in 1u64..50, start_us in 0u64..1 << 50,
-            steps in prop::collection::vec((0u64..60, any::<bool>(), 0u64..20_000), 1..200),
+            steps in prop::collection::vec((0u64..60, 0..5, 0u64..20_000), 1..200),
         ) {
             let bucket = Bucket::from_interval(interval, burst).unwrap();
-            let (full, mut level, mut tat, mut now_us) = (interval * burst, interval * burst, 0, start_us);
-            for (cost, back, pause_us) in steps {
+            let (full, mut tat, mut now_us) = ((interval * burst).cast_signed(), 0, start_us);
+            let (mut level, ns) = (full, |units: u64| (units * interval).cast_signed());
+            for (cost, what, pause_us) in steps {
                 now_us += pause_us;
-                level = full.min(level + pause_us * 1000);
+                level = full.min(level + (pause_us * 1000).cast_signed());
                 let now = now_us * 1000;
-                if back {
+                if what == 0 {
                     tat = bucket.given_back(tat, now, cost);
-                    level = full.min(level + cost * interval);
+                    level = full.min(level + ns(cost));
+                } else if what == 1 {
+                    tat = bucket.taken(tat, now, cost);
+                    level -= ns(cost);
                 } else {
                     match bucket.check(tat, now, cost) {
                         Outcome::Allowed => {
-                            prop_assert!(cost * interval <= level);
-                            level -= cost * interval;
+                            prop_assert!(cost == 0 || ns(cost) <= level);
+                            level -= ns(cost);
                             tat = bucket.taken(tat, now, cost);
                         }
                         Outcome::Denied { retry_after_us } => {
                             prop_assert!(cost <= burst && retry_after_us > 0);
-                            prop_assert!(level + (retry_after_us - 1) * 1000 < cost * interval);
-                            prop_assert!(level + retry_after_us * 1000 >= cost * interval);
+                            let level_in = |us: u64| level + (us * 1000).cast_signed();
+                            prop_assert!(level_in(retry_after_us - 1) < ns(cost));
+                            prop_assert!(level_in(retry_after_us) >= ns(cost));
                         }
                         Outcome::Never => prop_assert!(cost > burst),
                     }
                 }
-                prop_assert_eq!(bucket.remaining(tat, now), level / interval);
-                prop_assert_eq!(bucket.reset_us(tat, now_us), now_us + (full - level).div_ceil(1000));
+                prop_assert_eq!(bucket.remaining(tat, now), level.max(0).cast_unsigned() / interval);
+                prop_assert_eq!(bucket.owed(tat, now), (-level).max(0).cast_unsigned() / interval);
+                let lacks = (full - level).cast_unsigned();
+                prop_assert_eq!(bucket.reset_us(tat, now_us), now_us + lacks.div_ceil(1000));
             }
         }
     }

@@ -8,13 +8,16 @@ local WINDOWS, BUCKET, LOG = 1, 2, 3
 local SLIDING_WINDOW, FIXED_WINDOW, TOKEN_BUCKET, LEAKY_BUCKET, SLIDING_LOG = 1, 2, 3, 4, 5
 
 -- Fields of a counter, which is one flat array. Of windows, and of buckets: an instant in two numbers, microseconds and
--- nanoseconds (below 1000), since nanoseconds of today are above 2^53; and the time that a unit takes to come back.
+-- nanoseconds (below 1000), since nanoseconds of today are above 2^53; and the time that a unit takes to come back. Above
+-- the nanoseconds, in thousands, are the microseconds that the bucket lacks beyond what it can hold: what nodes owe.
 -- After them, four per node: tag, number, previous, current (of buckets: 0, total). Of a log the three are 0, and the fours
 -- are admissions, oldest first: tag, number, microseconds, cost (less what was given back of it).
 local KIND, WINDOW, INDEX, PREVIOUS, CURRENT, NODES = 1, 2, 3, 4, 5, 6
 local TAT_US, TAT_NS, INTERVAL = 3, 4, 5
 -- Nodes that a value has room for. Beyond, the oldest record goes; what it counted stays in the sums.
 local MAX_NODES = 256
+-- What a node tells of a bucket was taken within this time, in nanoseconds: the longest interval between two messages.
+local LATE_NS = 100000000
 -- Admissions that a log has room for: several nodes may each have admitted all that it allows. Beyond, the oldest goes.
 local MAX_ADMISSIONS = 20000
 
@@ -116,12 +119,20 @@ local function ahead(counter, now, most)
   -- Far apart, the product would not be exact, nor does it have to be.
   if us > most then return most end
   if us < 0 then return 0 end
-  return math.max(0, math.min(us * 1000 + counter[TAT_NS] - now.ns, most))
+  return math.max(0, math.min(us * 1000 + math.fmod(counter[TAT_NS], 1000) - now.ns, most))
 end
 
-local function set_ahead(counter, now, ahead_ns)
+-- What lies beyond `fill` is owed.
+local function set_ahead(counter, now, ahead_ns, fill)
   local ns = now.ns + ahead_ns
-  counter[TAT_US], counter[TAT_NS] = now.us + div(ns, 1000), math.fmod(ns, 1000)
+  counter[TAT_US] = now.us + div(ns, 1000)
+  counter[TAT_NS] = math.fmod(ns, 1000) + 1000 * math.ceil(math.max(0, ahead_ns - fill) / 1000)
+end
+
+-- What a bucket owed when it was written, in nanoseconds: each node that has a part may have taken all of it once more.
+local function owed(counter, fill)
+  local nodes = (#counter - CURRENT) / 4
+  return math.min(div(counter[TAT_NS], 1000) * 1000, nodes * (fill + LATE_NS), math.max(0, MAX - 1000 - fill))
 end
 
 -- Units that a bucket lacks, begun ones counted whole.
@@ -238,7 +249,7 @@ local function convert(counter, rule, now)
   counter[KIND], counter[WINDOW] = rule.kind, rule.window
   if rule.kind == BUCKET then
     counter[INTERVAL] = rule.interval
-    set_ahead(counter, now, math.min(taken, rule.burst) * rule.interval)
+    set_ahead(counter, now, math.min(taken, rule.burst) * rule.interval, rule.fill)
   elseif rule.kind == WINDOWS then
     counter[INDEX], counter[PREVIOUS], counter[CURRENT] = div(now.us, rule.window), 0, taken
   else
@@ -257,7 +268,9 @@ local function move_to(counter, rule, now)
     changed = true
   elseif rule.kind == BUCKET then
     if from ~= to then
-      set_ahead(counter, now, scale(ahead(counter, now, MAX), to, from))
+      local lacks, debt = scale(ahead(counter, now, MAX), to, from), scale(div(counter[TAT_NS], 1000) * 1000, to, from)
+      lacks = math.min(lacks, MAX - 1000)
+      set_ahead(counter, now, lacks, math.max(0, lacks - debt))
       counter[WINDOW] = to
     end
     changed = from ~= to or counter[INTERVAL] ~= rule.interval
@@ -277,12 +290,14 @@ local function move_to(counter, rule, now)
     changed = true
   end
   if rule.kind == BUCKET then
-    if ahead(counter, now, MAX) > rule.fill then
-      set_ahead(counter, now, rule.fill)
+    local lacks = ahead(counter, now, MAX)
+    local most = lacks > rule.fill and rule.fill + owed(counter, rule.fill) or lacks
+    if lacks > most then
+      set_ahead(counter, now, most, rule.fill)
       return true
     end
     -- Nobody has taken anything that did not come back: nothing is left to remember of anybody.
-    if ahead(counter, now, MAX) == 0 then
+    if lacks == 0 then
       for field = #counter, NODES, -1 do counter[field] = nil end
     end
     return changed
@@ -304,7 +319,7 @@ local function is_counter(value)
     if type(number) ~= 'number' or number < 0 or number > MAX or number ~= math.floor(number) then return false end
   end
   if value[WINDOW] < 1 then return false end
-  return value[KIND] == WINDOWS or value[KIND] == LOG or (value[KIND] == BUCKET and value[TAT_NS] < 1000 and value[INTERVAL] >= 1)
+  return value[KIND] == WINDOWS or value[KIND] == LOG or (value[KIND] == BUCKET and value[INTERVAL] >= 1)
 end
 
 -- The counter at `key`, moved to now and to its rule; how it is stored: nil, 'current', or 'stale' when it has to be

@@ -9,6 +9,7 @@ mod store {
     mod local;
     mod near;
     mod redis_only;
+    mod shared_buckets;
     mod strict;
     mod sync_worker;
     mod topologies;

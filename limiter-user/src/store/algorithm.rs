@@ -221,8 +221,12 @@ impl Algorithm {
 
     /// By how much the counter is above the ceiling.
     pub fn over(&self, view: View, now_us: u64) -> u64 {
-        // A bucket that lacks more than it can hold is cut to an exhausted one.
-        self.used(view, now_us).saturating_sub(self.ceiling())
+        match (view, self.bucket()) {
+            (View::Bucket { tat_ns }, Some(bucket)) => bucket.owed(tat_ns, in_ns(now_us)),
+            (View::Windows(_) | View::Bucket { .. } | View::Log { .. }, _) => {
+                self.used(view, now_us).saturating_sub(self.ceiling())
+            }
+        }
     }
 
     /// How much more could be taken from a counter that allows `cost`, and it would still allow it, then and later: units,

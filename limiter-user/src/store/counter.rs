@@ -342,7 +342,7 @@ impl Counter {
     pub(super) fn expires_us(&self) -> u64 {
         match &self.state {
             State::Windows { counts, .. } => counts.expires_us(self.window_us),
-            State::Bucket { bucket, .. } => bucket.tat_ns().div_ceil(1000),
+            State::Bucket { bucket, .. } => bucket.expires_us(),
             State::Log { log, .. } => log.expires_us(self.window_us),
         }
     }
@@ -437,6 +437,14 @@ impl Counter {
         (late, self.differs())
     }
 
+    /// Forgets what a bucket owes. Whoever looks at a value before the shared store has weighed it cannot tell a debt from an
+    /// instant that a clock left which was ahead.
+    pub(super) fn forget_debt(&mut self, now_us: u64) {
+        if let State::Bucket { bucket, .. } = &mut self.state {
+            bucket.forget_debt(now_us);
+        }
+    }
+
     /// Takes what the shared store holds after a decision of its own, which nobody's part says. The counter must have been
     /// moved to it. Returns the same as [`Self::move_to`].
     ///
@@ -469,7 +477,7 @@ const fn units(ns: u64, interval_ns: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use limiter_common::bucket::Bucket;
+    use limiter_common::{bucket::Bucket, sliding_window::Outcome};
 
     use super::*;
 
@@ -655,6 +663,92 @@ mod tests {
         let stranger = OwnTotals { tag: 8, ..sent };
         counter.learn(&stranger, &SharedCounts::Bucket { tat_ns: 0, own_total: 0 }, now_us, Adopts::Always);
         assert_eq!((left(&counter, &algorithm, now_us), counter.unconfirmed()), (2, 1));
+    }
+
+    #[test]
+    fn what_nodes_owe_is_kept_until_time_has_paid_and_nothing_else_is() {
+        const SECOND: u64 = 1_000_000;
+        // A unit takes a tenth of a second to come back.
+        let (algorithm, now_us) = (bucket(10, SECOND), 1_000 * SECOND);
+        let owing = |units: u64| {
+            let mut counter = Counter::new(&algorithm, now_us, 7);
+            counter.charge(&algorithm, now_us, 10);
+            let key = CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
+            let sent = counter.own_totals(key);
+            let tat_ns = in_ns(now_us) + 100_000_000 * (10 + units);
+            counter.learn(&sent, &SharedCounts::Bucket { tat_ns, own_total: 10 }, now_us, Adopts::Always);
+            counter
+        };
+        let wait =
+            |counter: &Counter, to: &Algorithm, now_us: u64| match to.check(counter.view(to, now_us, 1), now_us, 1).0 {
+                Outcome::Denied { retry_after_us } => retry_after_us,
+                other @ (Outcome::Allowed | Outcome::Never) => panic!("{other:?}"),
+            };
+        for (owed, then_us, to, waits, over) in [
+            (0, now_us, algorithm, 100_000, 0),
+            (5, now_us, algorithm, 600_000, 5),
+            (5, now_us + 300_000, algorithm, 300_000, 2),
+            // A clock that stepped back, by less and by more than what is owed, and after a part of that was paid.
+            (0, now_us - 200_000, algorithm, 100_000, 0),
+            (5, now_us - 200_000, algorithm, 600_000, 5),
+            (5, now_us - 3600 * SECOND, algorithm, 600_000, 5),
+            // Another limit: what the old one would have had to wait for is no debt of the new one.
+            (5, now_us, bucket(5, SECOND), 700_000, 2),
+            (
+                5,
+                now_us,
+                Algorithm::TokenBucket { bucket: Bucket::new(10, SECOND, 2).unwrap(), window_us: SECOND },
+                600_000,
+                5,
+            ),
+            (5, now_us, bucket(10, 2 * SECOND), 1_200_000, 5),
+        ] {
+            let mut counter = owing(owed);
+            counter.move_to(&to, then_us);
+            let view = counter.view(&to, then_us, 1);
+            // To the millisecond, in which debts are counted.
+            assert!(wait(&counter, &to, then_us).abs_diff(waits) < 2_000, "{owed} {then_us} {to:?} {counter:?}");
+            assert_eq!((to.remaining(view, then_us), to.over(view, then_us)), (0, over), "{owed} {then_us} {to:?}");
+            let mut later = counter.clone();
+            later.move_to(&to, then_us + 100_000);
+            later.move_to(&to, then_us);
+            assert!(wait(&later, &to, then_us) <= waits + 2_000, "a clock that goes to and fro adds nothing");
+        }
+        // Who gives back pays the debt first.
+        let mut counter = owing(5);
+        counter.give_back(&algorithm, now_us, 7);
+        assert_eq!(left(&counter, &algorithm, now_us), 2);
+        // A node that begins has not seen it come about.
+        let mut counter = owing(5);
+        counter.forget_debt(now_us);
+        assert_eq!(wait(&counter, &algorithm, now_us), 100_000);
+    }
+
+    #[test]
+    fn a_bucket_is_not_forgotten_before_all_that_was_given_back_is_told() {
+        const SECOND: u64 = 1_000_000;
+        let (algorithm, now_us) = (bucket(10, 10 * SECOND), 1_000 * SECOND);
+        let key = || CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
+        let answer = |counter: &mut Counter, sent: &OwnTotals| {
+            let OwnState::Bucket { total, .. } = sent.state else { panic!("{sent:?}") };
+            let tat_ns = in_ns(now_us) + SECOND * 1000 * total;
+            counter.learn(sent, &SharedCounts::Bucket { tat_ns, own_total: total }, now_us, Adopts::Always);
+        };
+        let mut counter = Counter::new(&algorithm, now_us, 7);
+        counter.charge(&algorithm, now_us, 3);
+        let taken = counter.own_totals(key());
+        // While that is under way.
+        counter.give_back(&algorithm, now_us, 3);
+        assert!(!counter.is_expired(now_us) && left(&counter, &algorithm, now_us) == 10);
+        answer(&mut counter, &taken);
+        assert!(!counter.is_expired(now_us) && left(&counter, &algorithm, now_us) == 10);
+        let given_back = counter.own_totals(key());
+        answer(&mut counter, &given_back);
+        assert!(counter.is_expired(now_us));
+        // Where nobody answers, it is of no use once it would have come back by itself.
+        counter.charge(&algorithm, now_us, 10);
+        counter.give_back(&algorithm, now_us, 10);
+        assert!(!counter.is_expired(now_us + 10 * SECOND - 1) && counter.is_expired(now_us + 10 * SECOND));
     }
 
     #[test]

@@ -88,3 +88,40 @@ async fn what_nodes_admit_above_a_ceiling_is_within_the_bound_that_is_told() {
     let bound = nodes[0].status.overshoot_bounds()[0].1;
     assert!(bound >= 4 * 1_500, "{bound}");
 }
+
+/// However long it goes on: a limit of so much a second is one, and not one for each node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nodes_admit_above_a_bucket_is_owed_and_paid_with_time() {
+    const RATE: u64 = 200;
+    let server = RedisServer::start().await;
+    let config = patient(RedisConfig::new(server.url()));
+    let policy = rule("bucket", "user", "async", RATE, "algorithm = \"token_bucket\"").replace("\"1h\"", "\"1s\"");
+    let mut nodes = Vec::new();
+    for _ in 0..4 {
+        nodes.push(FleetNode::start(&policy, &config, INTERVAL).await);
+    }
+    let (watch, mut admitted) = (Stopwatch::start(), 0);
+    while watch.elapsed() < Duration::from_secs(4) {
+        for node in &nodes {
+            for _ in 0..4 {
+                admitted += u64::from(node.allows(&user("u")).await);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let by_rate = RATE * u64::try_from(watch.elapsed().as_millis()).unwrap() / 1000;
+    let bounds = nodes.iter().flat_map(|node| node.status.overshoot_bounds()).map(|(_, bound)| bound);
+    let bound = bounds.max().unwrap();
+    let what = format!("{admitted} of {RATE} and {by_rate}, bound {bound}");
+    assert!(admitted <= RATE + by_rate + bound, "{what}");
+    assert!(admitted >= by_rate * 8 / 10, "{what}");
+    let seen = nodes.iter().map(|node| node.active.load().metrics[0].overshoot()).max().unwrap();
+    assert!((1..=bound).contains(&seen), "{what}, seen {seen}");
+    for node in &nodes {
+        eventually(WAIT, async || match node.remaining(&user("u")).await {
+            RATE => Ok(()),
+            remaining => Err(remaining),
+        })
+        .await;
+    }
+}

@@ -455,8 +455,11 @@ async fn totals_of_buckets_sent_twice_count_once() {
     assert_eq!(send(1, 3, 12, 10, 12).await, (15, 8));
     // Taken long ago and come back since: what the node still misses is what counts.
     assert_eq!(send(3, 1, 1_000_000, 0, 5).await, (20, 1_000_000));
-    // Never more than the whole bucket, and never more than full.
-    assert_eq!(send(3, 2, 2_000_000, 1_000_000, 100).await, (100, 2_000_000));
+    // Never more than the whole bucket from one node at a time, which is owed where it was not there, and never more than full.
+    assert_eq!(send(3, 2, 2_000_000, 1_000_000, 500).await, (120, 2_000_000));
+    assert_eq!(send(2, 2, 57, 7, 150).await, (170, 57));
+    assert_eq!(send(1, 5, 0, 8, 150).await, (162, 0));
+    assert!((1..=163 * 3_600_000).contains(&ttl_ms(&server, &redis_key(&user("u", "bucket"))).await));
     assert_eq!(send(3, 3, 0, 2_000_000, 0).await, (0, 0));
     assert!((1..=100 * 3_600_000).contains(&ttl_ms(&server, &redis_key(&user("u", "bucket"))).await));
 }

@@ -379,6 +379,7 @@ impl Shard {
         let mut counter = Counter::new(algorithm, now_us, tag);
         let nothing = counter.own_totals(key.clone());
         counter.learn(&nothing, shared, now_us, Adopts::Always);
+        counter.forget_debt(now_us);
         counter.move_to(algorithm, now_us);
         if counter.is_expired(now_us) {
             return false;

@@ -23,7 +23,8 @@ pub(super) fn decode(value: &[u8]) -> Option<StoredCounter> {
             let counts = Counts { index: first, previous: second, current: third };
             SharedCounts::Windows { counts, own_previous: 0, own_current: 0 }
         }
-        2 => SharedCounts::Bucket { tat_ns: first.checked_mul(1000)?.checked_add(second)?, own_total: 0 },
+        // Above the nanoseconds is what the bucket owes.
+        2 => SharedCounts::Bucket { tat_ns: first.checked_mul(1000)?.checked_add(second % 1000)?, own_total: 0 },
         3 => {
             let (records, _) = records.as_chunks::<4>();
             let admission = |&[tag, number, at_us, cost]: &[u64; 4]| {
@@ -109,6 +110,7 @@ mod tests {
         for (numbers, counts) in [
             (&[1, 60_000_000, 30, 2, 300, 7, 1, 2, 300][..], windows),
             (&[2, 1, 1 << 50, 999, 5, 7, 1, 0, 9], SharedCounts::Bucket { tat_ns: (1000 << 50) + 999, own_total: 0 }),
+            (&[2, 1, 1 << 50, 70_999, 5], SharedCounts::Bucket { tat_ns: (1000 << 50) + 999, own_total: 0 }),
             (&[3, 1, 0, 0, 0, 7, 1, 1 << 50, 2], SharedCounts::Log { admissions: vec![admission] }),
         ] {
             assert_eq!(decode(&pack(numbers)), Some(StoredCounter { window_us: numbers[1], counts }), "{numbers:?}");
