@@ -24,7 +24,7 @@ use limiter_user::{
 use super::behaviour::{MINUTE, every};
 
 const WAIT: Duration = Duration::from_secs(20);
-const SYNC: Duration = Duration::from_millis(50);
+pub(crate) const SYNC: Duration = Duration::from_millis(50);
 
 /// A machine that is busy must not look like a Redis that does not answer.
 pub(crate) fn patient(mut config: RedisConfig) -> RedisConfig {
