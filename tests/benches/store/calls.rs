@@ -25,12 +25,15 @@ pub(crate) async fn measure() -> Vec<Row> {
         for agents in [1, 4] {
             let name = format!("{precision}, agents: {agents}, {KEYS} keys, {RATE} requests/s");
             let cost = of_hundred_keys(precision, agents).await;
-            rows.push(Row::new(format!("calls: {name}, for a thousand"), "calls", cost.calls).beside(&most).goal(AT_MOST));
+            rows.push(
+                Row::new(format!("calls: {name}, for a thousand"), "calls", cost.calls).beside(&most).goal(AT_MOST),
+            );
             rows.push(Row::new(format!("counters told: {name}, for a thousand"), "counters", cost.scripts));
         }
     }
     for precision in ["async", "leased"] {
-        let name = format!("calls: {precision}, four agents, one key, {HOT_RATE} requests/s, by an agent in an interval");
+        let name =
+            format!("calls: {precision}, four agents, one key, {HOT_RATE} requests/s, by an agent in an interval");
         rows.push(Row::new(name, "calls", of_a_hot_key(precision).await).beside(&interval).goal(AT_MOST));
     }
     rows.extend([most, interval]);

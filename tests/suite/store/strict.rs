@@ -128,9 +128,10 @@ async fn a_denied_request_of_several_precisions_costs_nobody_anything() {
     }
 }
 
-/// The current count of a counter of windows, out of its value in the short form.
+/// The current count of a counter of windows, out of its value: the short form, or an array in MessagePack, where five numbers
+/// come before those of nodes.
 pub(crate) fn current(value: &[u8]) -> u64 {
-    let head = value[0].checked_sub(0xa0).filter(|head| *head < 0x20).expect("the short form");
+    let Some(head) = value[0].checked_sub(0xa0).filter(|head| *head < 0x20) else { return current_of_array(value) };
     let has = |bit: u8| usize::from(head & bit != 0);
     let pair_bytes = usize::from(head >> 2 & 3) + 2;
     let current = |pair: &[u8]| {
@@ -140,6 +141,29 @@ pub(crate) fn current(value: &[u8]) -> u64 {
     let (rest, nodes) = value[6 + has(2)..].split_at(has(16) * pair_bytes);
     let nodes = nodes.chunks_exact(7 + has(1) + pair_bytes).map(|node| current(&node[7 + has(1)..]));
     current(rest) + nodes.sum::<u64>()
+}
+
+fn current_of_array(value: &[u8]) -> u64 {
+    let mut rest = match value[0] {
+        0x90..=0x9f => &value[1..],
+        0xdc => &value[3..],
+        other => panic!("no array: {other:x}"),
+    };
+    let mut numbers = Vec::new();
+    while numbers.len() < 5 {
+        let (length, skip) = match rest[0] {
+            0x00..=0x7f => (0, 0),
+            0xcc => (1, 1),
+            0xcd => (2, 1),
+            0xce => (4, 1),
+            0xcf => (8, 1),
+            other => panic!("no number: {other:x}"),
+        };
+        let bytes = if skip == 0 { &rest[..1] } else { &rest[1..=length] };
+        numbers.push(bytes.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte)));
+        rest = &rest[skip.max(1) + length..];
+    }
+    numbers[4]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
