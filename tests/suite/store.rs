@@ -5,6 +5,7 @@ mod store {
     pub(crate) mod behaviour;
     mod exactly_once;
     mod failures;
+    mod hot_key;
     mod leased;
     mod local;
     mod near;

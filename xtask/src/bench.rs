@@ -5,7 +5,7 @@ use std::{ffi::OsString, fs, path::Path};
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    bpf, build, privilege, process,
+    bpf, build, privilege, process, redis_cell,
     setup::{self, Requirement},
     test,
     workspace::Workspace,
@@ -29,6 +29,9 @@ pub(crate) fn run(workspace: &Workspace, name: Option<&str>, arguments: &[OsStri
     let mut cargo = workspace.cargo();
     cargo.args(["bench", "--package", "limiter-tests", "--bench", name, "--"]).args(arguments);
     cargo.env("LIMITER_BENCH_OBJECT", bpf::build_bench(workspace)?);
+    if name == "store" {
+        cargo.env("LIMITER_BENCH_REDIS_CELL", redis_cell::build(workspace)?);
+    }
     process::run(test::with_environment(workspace, &mut cargo), &format!("run the benchmark {name}"))
 }
 

@@ -12,6 +12,7 @@ mod lint;
 mod package;
 mod privilege;
 mod process;
+mod redis_cell;
 mod rules;
 mod run;
 mod schema;

@@ -318,6 +318,9 @@ async fn what_is_no_counter_is_replaced_and_counted() {
         ["SET", &key, "not a counter"],
         ["SET", &key, ""],
         ["SET", &key, empty_table],
+        // As long as a counter, and as a text a number or none.
+        ["SET", &key, "1234567"],
+        ["SET", &key, "\u{a0}12345"],
     ]
     .iter()
     .enumerate()
@@ -594,6 +597,76 @@ async fn sums_stop_at_what_lua_can_count() {
         assert_eq!((sums(&reply).previous, sums(&reply).current), (most, most));
         assert_eq!(own(&reply), (most, most));
     }
+}
+
+/// What counters are written as, and that they are read as what was written, in the short form and beyond it.
+#[tokio::test]
+async fn counters_are_read_as_they_were_written() {
+    let server = RedisServer::start().await;
+    let library = script("sync.lua");
+    let library = library.split_once("-- sync.lua").unwrap().0;
+    let golden = include_str!("../../golden/counter_values.txt").lines().filter(|line| !line.starts_with('#'));
+    let mut counters: Vec<(Vec<u64>, Option<String>)> = golden
+        .map(|line| {
+            let (numbers, value) = line.split_once(" = ").unwrap();
+            (numbers.split(' ').map(|number| number.parse().unwrap()).collect(), Some(value.replace(' ', "")))
+        })
+        .collect();
+    let goldens = counters.len();
+    // At every edge of what the short form has room for, alone and beside one node or more.
+    let edges = |bits: &[u32]| -> Vec<u64> { bits.iter().flat_map(|bit| [(1 << bit) - 1, 1 << bit]).collect() };
+    let windows = [1, 999_999, SECOND, 3 * SECOND / 2, 16_383 * SECOND, 16_384 * SECOND, MINUTE, 60 * MINUTE];
+    let days = [1, 30, 16_383, 16_384].map(|days| days * 24 * 60 * MINUTE);
+    for (place, value) in (windows.into_iter().chain(days).map(|window| (1, window)))
+        .chain(edges(&[24, 32]).into_iter().map(|index| (2, index)))
+        .chain(edges(&[8, 12, 16, 20, 52]).into_iter().flat_map(|count| [3, 4, 7, 8, 11, 12].map(|at| (at, count))))
+        .chain(edges(&[24, 32]).into_iter().flat_map(|number| [6, 10].map(|at| (at, number))))
+    {
+        for nodes in 0..=3 {
+            let mut numbers = vec![1, 60 * MINUTE, 491_304, 0, 0];
+            numbers.extend((0..nodes).flat_map(|node| [u32::MAX.into(), node, 2, 3]));
+            if place < 5 || place < numbers.len() {
+                numbers[place] = value;
+            }
+            // The sums as they are of these nodes, more than that, and, after units were given back by nobody, less.
+            for (more, less) in [(0, 0), (200, 0), (0, 1)] {
+                let mut numbers = numbers.clone();
+                for sum in [3, 4] {
+                    let parts: u64 = numbers[5..].iter().skip(sum - 1).step_by(4).sum();
+                    numbers[sum] = (numbers[sum] + parts + more).saturating_sub(less);
+                }
+                counters.push((numbers, None));
+            }
+        }
+    }
+    let mut harness = format!("{library}\nlocal replies = {{}}\nlocal function try(counter)\n");
+    harness.push_str(
+        "local short = pack_short(counter)
+         local read = unpack_counter(short or cmsgpack.pack(counter))
+         local same = read and #read == #counter
+         for field = 1, #counter do same = same and read[field] == counter[field] end
+         replies[#replies + 1] = same and 1 or 0
+         replies[#replies + 1] = (string.gsub(short or '', '.', function(byte)
+           return string.format('%02x', string.byte(byte))
+         end))
+         end\n",
+    );
+    for (numbers, _) in &counters {
+        let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
+        writeln!(harness, "try({{ {} }})", numbers.join(", ")).unwrap();
+    }
+    harness.push_str("return replies");
+    let replies: Vec<(u8, String)> = server.run(&["EVAL", &harness, "0"]).await;
+    assert_eq!(replies.len(), counters.len());
+    let mut forms = [0, 0];
+    for ((numbers, golden), (same, short)) in counters.iter().zip(replies) {
+        assert_eq!(same, 1, "{numbers:?} {short}");
+        forms[usize::from(short.is_empty())] += 1;
+        if let Some(golden) = golden {
+            assert_eq!(&short, golden, "{numbers:?}");
+        }
+    }
+    assert!(forms[0] > goldens + 100 && forms[1] > 100, "short and long: {forms:?}");
 }
 
 /// Numbers of every size up to 2^53 - 1, the same ones each time.

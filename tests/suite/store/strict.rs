@@ -24,7 +24,7 @@ use limiter_user::{
 use super::behaviour::{MINUTE, every};
 
 const WAIT: Duration = Duration::from_secs(20);
-const SYNC: Duration = Duration::from_millis(50);
+pub(crate) const SYNC: Duration = Duration::from_millis(50);
 
 /// A machine that is busy must not look like a Redis that does not answer.
 pub(crate) fn patient(mut config: RedisConfig) -> RedisConfig {
@@ -128,8 +128,22 @@ async fn a_denied_request_of_several_precisions_costs_nobody_anything() {
     }
 }
 
-/// The current count of a counter of windows, out of its value: five numbers in MessagePack come before those of nodes.
+/// The current count of a counter of windows, out of its value: the short form, or an array in MessagePack, where five numbers
+/// come before those of nodes.
 pub(crate) fn current(value: &[u8]) -> u64 {
+    let Some(head) = value[0].checked_sub(0xa0).filter(|head| *head < 0x20) else { return current_of_array(value) };
+    let has = |bit: u8| usize::from(head & bit != 0);
+    let pair_bytes = usize::from(head >> 2 & 3) + 2;
+    let current = |pair: &[u8]| {
+        let both = pair.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+        both & ((1 << (4 * pair_bytes)) - 1)
+    };
+    let (rest, nodes) = value[6 + has(2)..].split_at(has(16) * pair_bytes);
+    let nodes = nodes.chunks_exact(7 + has(1) + pair_bytes).map(|node| current(&node[7 + has(1)..]));
+    current(rest) + nodes.sum::<u64>()
+}
+
+fn current_of_array(value: &[u8]) -> u64 {
     let mut rest = match value[0] {
         0x90..=0x9f => &value[1..],
         0xdc => &value[3..],

@@ -1,4 +1,5 @@
-//! What is stored under a counter's name: one flat array of numbers in MessagePack. `lua/README.md` says what they mean.
+//! What is stored under a counter's name: one flat array of numbers in MessagePack, or the short form of a counter of windows.
+//! `lua/README.md` says what they mean.
 
 use crate::store::counter::{LoggedAdmission, SharedCounts};
 use limiter_common::sliding_window::Counts;
@@ -11,8 +12,40 @@ pub struct StoredCounter {
     pub counts: SharedCounts,
 }
 
+/// First bytes of the short form: they begin neither an array in MessagePack nor a text.
+const SHORT: std::ops::RangeInclusive<u8> = 0xa0..=0xbf;
+
 /// `None` of what is no counter.
 pub(super) fn decode(value: &[u8]) -> Option<StoredCounter> {
+    match value.split_first() {
+        Some((head, rest)) if SHORT.contains(head) => short(head - SHORT.start(), rest),
+        _ => long(value),
+    }
+}
+
+fn short(head: u8, mut rest: &[u8]) -> Option<StoredCounter> {
+    const UNITS_US: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
+    let number_bytes = if head & 1 == 0 { 3 } else { 4 };
+    let index_bytes = if head & 2 == 0 { 3 } else { 4 };
+    // Of two counts in one number, the first is in its higher half.
+    let pair_bytes = usize::from(head >> 2 & 3) + 2;
+    let pair = |both: u64| (both >> (4 * pair_bytes), both & ((1 << (4 * pair_bytes)) - 1));
+    let window = unsigned(&mut rest, 2)?;
+    let window_us = (window >> 2) * UNITS_US[usize::try_from(window & 3).ok()?];
+    let index = unsigned(&mut rest, index_bytes)?;
+    let (mut previous, mut current) = if head & 16 == 0 { (0, 0) } else { pair(unsigned(&mut rest, pair_bytes)?) };
+    if window_us == 0 || rest.len() % (4 + number_bytes + pair_bytes) != 0 {
+        return None;
+    }
+    for node in rest.chunks_exact(4 + number_bytes + pair_bytes) {
+        let (own_previous, own_current) = pair(unsigned(&mut &node[4 + number_bytes..], pair_bytes)?);
+        (previous, current) = (previous + own_previous, current + own_current);
+    }
+    let counts = SharedCounts::Windows { counts: Counts { index, previous, current }, own_previous: 0, own_current: 0 };
+    Some(StoredCounter { window_us, counts })
+}
+
+fn long(value: &[u8]) -> Option<StoredCounter> {
     let fields = numbers(value)?;
     let (&[kind, window_us, first, second, third], records) = fields.split_first_chunk()?;
     if window_us == 0 || records.len() % 4 != 0 {
@@ -122,6 +155,33 @@ mod tests {
         }
     }
 
+    /// Redis is asked to write the same ones in the suite.
+    #[test]
+    fn the_short_form_is_read() {
+        let golden = include_str!("../../../../tests/golden/counter_values.txt");
+        let lines: Vec<&str> = golden.lines().filter(|line| !line.starts_with('#')).collect();
+        assert!(lines.len() > 5);
+        for line in lines {
+            let (numbers, value) = line.split_once(" = ").unwrap();
+            let numbers: Vec<u64> = numbers.split(' ').map(|number| number.parse().unwrap()).collect();
+            let counts = Counts { index: numbers[2], previous: numbers[3], current: numbers[4] };
+            let counts = SharedCounts::Windows { counts, own_previous: 0, own_current: 0 };
+            let expected = Some(StoredCounter { window_us: numbers[1], counts });
+            let value = bytes(value);
+            assert_eq!(decode(&value), expected, "{line}");
+            assert_eq!(decode(&pack(&numbers)), expected, "{line}");
+            for cut in 1..4 {
+                assert_eq!(decode(&value[..value.len() - cut]), None, "{line}");
+            }
+        }
+        assert_eq!(decode(&bytes("a0 0003 077f28")), None, "a window of no length");
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<u8> = hex.chars().filter_map(|digit| digit.to_digit(16)?.try_into().ok()).collect();
+        digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+    }
+
     proptest! {
         #[test]
         fn numbers_are_what_was_packed(packed in prop::collection::vec(prop_oneof![0u64..300, any::<u64>()], 0..40)) {
@@ -129,12 +189,13 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_there_is_read_or_not(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn whatever_is_there_is_read_or_not(bytes in prop::collection::vec(any::<u8>(), 0..64), head in 0xa0u8..0xc0) {
             // What was read says the same again.
             if let Some(read) = numbers(&bytes) {
                 prop_assert_eq!(numbers(&pack(&read)), Some(read));
             }
             let _ = decode(&bytes);
+            let _ = decode(&[&[head], &bytes[..]].concat());
         }
     }
 }
