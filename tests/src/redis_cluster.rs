@@ -112,6 +112,13 @@ impl RedisCluster {
         }
     }
 
+    /// Lets the replica of a primary take its place while both are well, and waits until it has.
+    pub async fn promote(&self, number: usize) {
+        let () = self.replicas[number].run(&["CLUSTER", "FAILOVER"]).await;
+        until(&self.replicas[number], &["INFO", "replication"], "role:master").await;
+        until(&self.primaries[number], &["INFO", "replication"], "role:slave").await;
+    }
+
     /// Kills a primary and waits until its replica has taken its place.
     pub async fn fail_over(&mut self, number: usize) -> Duration {
         self.primaries[number].kill();

@@ -22,8 +22,10 @@ use limiter_user::clock::Stopwatch;
 use serde_json::json;
 
 mod outages {
+    mod chaos;
     mod recovery;
     mod share;
+    mod topology;
 }
 
 const WAIT: Duration = Duration::from_secs(30);
@@ -190,6 +192,66 @@ fn each_policy_holds_in_each_failure_of_background_sharing() {
 fn each_policy_holds_in_each_failure_of_strict_decisions() {
     let runtime = runtime();
     FAILURES.iter().filter(|failure| failure.says.is_some()).for_each(|failure| holds_in(&runtime, failure, "strict"));
+}
+
+#[test]
+fn each_policy_holds_in_each_failure_of_leases() {
+    let runtime = runtime();
+    FAILURES.iter().filter(|failure| failure.says.is_some()).for_each(|failure| holds_in(&runtime, failure, "leased"));
+}
+
+/// A failure that is over with the next attempt: what was used before it is used.
+fn passes_by(runtime: &tokio::runtime::Runtime, failure: &Failure, precision: &str) {
+    let mut redis = runtime.block_on(FailingRedis::start());
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut access = format!("timeout = \"200ms\"\nurls = [\"{}\"]\n", redis.url(failure));
+    if let Some((user, password)) = failure.user() {
+        let file = folder.path().join("password");
+        std::fs::write(&file, password).expect("write the password");
+        access.push_str(&format!("username = \"{user}\"\npassword_file = {file:?}\n"));
+    }
+    let setup = node("a", &access, &POLICY.replace("\nscope", &format!("\nprecision = \"{precision}\"\nscope")));
+    let agent = setup.start();
+    until_whole(&agent);
+    for path in ["/open", "/closed", "/local", "/pay"] {
+        assert_eq!(reasons(&agent, path, 2), ["allowed"; 2], "{} {precision} {path}", failure.name);
+        until_sent(&agent);
+        runtime.block_on(redis.begin(failure));
+        let (mut allowed, mut unavailable) = (0, 0);
+        until("the limit is used up", WAIT, || match &*ask(&agent, "u", path).0 {
+            "allowed" => {
+                allowed += 1;
+                None
+            }
+            "limit_unavailable" => {
+                unavailable += 1;
+                None
+            }
+            _ => Some(()),
+        });
+        runtime.block_on(redis.end(failure));
+        let what = format!("{}, {precision} {path}: {allowed} allowed, {unavailable} unavailable", failure.name);
+        let expected = match (precision, failure.name) {
+            // What Redis alone has decided, it alone knew.
+            ("strict", "flushed") => 3..=5,
+            // What the node has admitted by itself, Redis hears of with the next exchange.
+            ("strict", "cut off") => 3..=5,
+            _ => 3..=3,
+        };
+        assert!(expected.contains(&allowed), "{what}");
+        // Only a call that was under way, or was sent on a connection that had ended, has no answer.
+        let most = if failure.name == "cut off" && precision != "async" { 2 } else { 0 };
+        assert!(unavailable <= most, "{what}");
+    }
+    assert_eq!(agent.metric("limiter_breaker_transitions_total{to=\"open\"}"), 0.0, "{}", failure.name);
+}
+
+#[test]
+fn failures_that_pass_change_no_answer() {
+    let runtime = runtime();
+    for failure in FAILURES.iter().filter(|failure| failure.says.is_none()) {
+        ["async", "leased", "strict"].iter().for_each(|precision| passes_by(&runtime, failure, precision));
+    }
 }
 
 #[test]

@@ -3,13 +3,16 @@
 
 mod store {
     pub(crate) mod behaviour;
-    mod exactly_once;
+    mod chaos;
+    mod clock_steps;
     mod failures;
     mod leased;
     mod local;
     mod near;
+    mod partition;
     mod redis_only;
     mod strict;
     mod sync_worker;
     mod topologies;
+    mod ttl;
 }

@@ -49,6 +49,8 @@ const MAX_OF_SHARD: usize = 4096;
 const LOOK: Duration = Duration::from_millis(250);
 /// Statements in one pipeline.
 const BATCH: usize = 512;
+/// How often a node that stops gives back what it holds, as long as it gets no answer.
+const MOST_GOODBYES: usize = 3;
 /// How long a question may take. Requests do not wait so long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Questions in a row that failed, and the time without an answer, after which Redis is taken to be away: one that is lost or
@@ -367,7 +369,10 @@ impl Leases {
                 _ = looks.tick() => self.give_back(false).await,
             }
         }
-        self.give_back(true).await;
+        // What is not heard is said again.
+        for _ in 0..MOST_GOODBYES {
+            self.give_back(true).await;
+        }
     }
 
     /// Gives back what is too much, or all.
@@ -375,6 +380,8 @@ impl Leases {
         let local_us = self.local_us();
         let mut statements = Vec::new();
         let mut ended = Vec::new();
+        // While Redis is away, all that was told is: a part of it is enough to try.
+        let mut untold = 0;
         for shard in &self.0.shards {
             let mut shard = shard.lock();
             shard.forget(local_us);
@@ -385,7 +392,10 @@ impl Leases {
                 }
                 let keep = if everything { Some(0) } else { look };
                 let (left, expired) = (lease.holding.left(local_us), lease.holding.expired(local_us));
-                let Some(keep) = keep.filter(|keep| expired > 0 || left > *keep) else { continue };
+                let says_again = lease.holding.is_untold() && untold < BATCH;
+                untold += usize::from(says_again);
+                let keep = keep.filter(|keep| expired > 0 || left > *keep).or(says_again.then_some(left));
+                let Some(keep) = keep else { continue };
                 self.0.counts.expired(expired);
                 self.0.counts.returned(left.saturating_sub(keep));
                 statements.push((lease.key.clone(), lease.holding.release(keep, local_us)));

@@ -97,6 +97,8 @@ pub(super) struct Holding {
     asked_at_look_us: u64,
     /// Looks since it was last used or renewed.
     idle_looks: u32,
+    /// The store has not answered what it was told last: it may count units that nobody has any more.
+    is_untold: bool,
 }
 
 impl Holding {
@@ -119,6 +121,7 @@ impl Holding {
             used_at_look: 0,
             asked_at_look_us: 0,
             idle_looks: 0,
+            is_untold: false,
         }
     }
 
@@ -286,7 +289,13 @@ impl Holding {
         self.held -= self.expired(local_us);
     }
 
-    const fn statement(&self, need: u64, want: u64) -> Statement {
+    /// Whether what was told last has to be told again, if no answer to it is to come.
+    pub(super) const fn is_untold(&self) -> bool {
+        self.is_untold
+    }
+
+    const fn statement(&mut self, need: u64, want: u64) -> Statement {
+        self.is_untold = true;
         Statement {
             tag: self.tag,
             algorithm: self.algorithm,
@@ -304,6 +313,7 @@ impl Holding {
     /// left of it: what is held is never used in another window than it was counted in, however slow the network is.
     pub(super) fn lent(&mut self, sent: &Statement, lent: &Lent, sent_us: u64, received_us: u64, terms: &Terms) {
         let Lent { now_us, granted, counts, own_current } = *lent;
+        self.is_untold = false;
         if counts.index != self.index {
             self.previous_used = if counts.index == self.index.saturating_add(1) { self.used } else { 0 };
             // Of a window that the store went back to, it counts what this node had.
@@ -366,7 +376,8 @@ mod tests {
             counts: Counts { index: (STORE + at_us) / (60 * SECOND), previous: 0, current },
             own_current,
         };
-        holding.lent(&holding.statement(0, 0), &lent, LOCAL + at_us, LOCAL + at_us + 1000, &TERMS);
+        let statement = holding.statement(0, 0);
+        holding.lent(&statement, &lent, LOCAL + at_us, LOCAL + at_us + 1000, &TERMS);
     }
 
     fn is_taken(holding: &mut Holding, cost: u64, at_us: u64) -> bool {
@@ -451,6 +462,23 @@ mod tests {
         let before = holding.used;
         let statement = holding.release(0, LOCAL + at_us + 250_000);
         assert_eq!((statement.current, holding.left(LOCAL + at_us + 250_000)), (before, 0));
+    }
+
+    #[test]
+    fn what_was_told_is_untold_until_it_is_answered() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        assert!(!holding.is_untold());
+        holding.ask(1, LOCAL, &TERMS);
+        assert!(holding.is_untold());
+        lent(&mut holding, 5, 5, 0);
+        assert!(!holding.is_untold());
+        // The answer to this one is lost: the store may count five units of which nobody has any.
+        holding.release(0, LOCAL + 1000);
+        assert!(holding.is_untold() && holding.left(LOCAL + 1000) == 0);
+        let again = holding.release(0, LOCAL + 2000);
+        assert_eq!((again.previous, again.current, again.need, again.want), (0, 0, 0, 0));
+        lent(&mut holding, 0, 0, 3000);
+        assert!(!holding.is_untold());
     }
 
     #[test]

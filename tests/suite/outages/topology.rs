@@ -1,0 +1,327 @@
+//! What requests are answered, how soon, and what is counted, while slots move and replicas take over under load.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use limiter_tests::{
+    chaos,
+    eventually::eventually,
+    fleet_node::{FleetNode, user},
+    random::Random,
+    redis_cluster::RedisCluster,
+    redis_sentinel::{RedisSentinels, SERVICE},
+};
+use limiter_user::{
+    clock::Stopwatch,
+    config::BreakerConfig,
+    limiter::Kind,
+    policy::FailurePolicy,
+    store::{
+        Algorithm, At, Cell, Charge, CounterKey, Identity, Store as _,
+        redis::{RedisConfig, RedisStore, Topology, redis_key},
+    },
+};
+use tokio::task::JoinHandle;
+
+use crate::{PROBE, WAIT};
+
+const PRECISIONS: [&str; 3] = ["async", "leased", "strict"];
+const DAY_US: u64 = 24 * 3_600_000_000;
+/// So much that none is denied.
+const PLENTY: u64 = 1_000_000;
+const FEW: u64 = 5;
+const USERS: usize = 24;
+/// How long a request waits for Redis.
+const DEADLINE: Duration = Duration::from_millis(20);
+/// An answer that took so much longer has waited for something: two cores, and other tests beside this one.
+const SLACK: Duration = Duration::from_millis(250);
+
+/// A rule of each precision and policy: one that allows whatever comes, and one that is used up soon.
+fn policy() -> String {
+    let mut text = String::new();
+    for (precision, on_failure) in kinds() {
+        let on_failure = on_failure.as_str();
+        for (name, limit) in [("plenty", PLENTY), ("few", FEW)] {
+            let id = format!("{name}-{precision}-{on_failure}");
+            text.push_str(&format!(
+                "[[endpoints]]\nname = \"{id}\"\nmatch = [\"/{id}\"]\n\
+                 [[rules]]\nid = \"{id}\"\nendpoint = \"{id}\"\nscope = \"user\"\nprecision = \"{precision}\"\n\
+                 on_store_failure = \"{on_failure}\"\nlimit = {limit}\nwindow = \"30d\"\n"
+            ));
+        }
+    }
+    text
+}
+
+fn kinds() -> impl Iterator<Item = (&'static str, FailurePolicy)> {
+    PRECISIONS.into_iter().flat_map(|precision| FailurePolicy::ALL.iter().map(move |policy| (precision, *policy)))
+}
+
+fn cell(user: usize, rule: &str, limit: u64) -> Cell {
+    let identity = Identity::User(format!("u{user}").as_str().into());
+    let algorithm = Algorithm::sliding_window(30 * DAY_US, limit);
+    Cell { key: CounterKey { identity, rule: rule.into() }, algorithm, cost: 1, enforced: true }
+}
+
+/// What became of the requests of one kind.
+#[derive(Debug, Default)]
+struct Answers {
+    /// By user.
+    allowed: [u64; USERS],
+    /// Denied or unavailable, though the limit had room.
+    refused: u64,
+    /// Allowed, though the limit was used up.
+    too_much: u64,
+    took: Vec<Duration>,
+}
+
+type ByKind = BTreeMap<(&'static str, FailurePolicyName), Answers>;
+type FailurePolicyName = &'static str;
+
+/// Nodes under load, until somebody wants to know what they have answered.
+struct Load {
+    nodes: Vec<Arc<FleetNode>>,
+    is_over: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<ByKind>>,
+}
+
+impl Load {
+    /// Of two nodes.
+    async fn start(config: &RedisConfig) -> Self {
+        let mut config = config.clone();
+        config.timeout = DEADLINE;
+        config.breaker = Some(BreakerConfig::new(3, Duration::from_secs(10), PROBE));
+        let mut nodes = Vec::new();
+        for _ in 0..2 {
+            nodes.push(Arc::new(FleetNode::start(&policy(), &config, Duration::from_millis(50)).await));
+        }
+        // What is used up is known to both.
+        for (precision, on_failure) in kinds() {
+            let path = format!("/few-{precision}-{}", on_failure.as_str());
+            for number in 0..USERS {
+                for node in &nodes {
+                    eventually(WAIT, async || {
+                        let decision = node.decide(&user(&format!("u{number}")), &path, 1, Charge::Commit).await;
+                        if decision.kind == Kind::Denied { Ok(()) } else { Err((path.clone(), decision.kind)) }
+                    })
+                    .await;
+                }
+            }
+        }
+        let is_over = Arc::new(AtomicBool::new(false));
+        let clients = nodes
+            .iter()
+            .zip(1..)
+            .map(|(node, seed)| tokio::spawn(ask(Arc::clone(node), Random::new(seed), Arc::clone(&is_over))))
+            .collect();
+        Self { nodes, is_over, clients }
+    }
+
+    /// Waits until every server is asked again.
+    async fn until_whole(&self) {
+        eventually(WAIT, async || {
+            if self.nodes.iter().all(|node| node.is_whole()) { Ok(()) } else { Err("some are left alone") }
+        })
+        .await;
+    }
+
+    async fn end(self) -> (Vec<Arc<FleetNode>>, ByKind) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let mut all = ByKind::new();
+        for client in self.clients {
+            for (kind, answers) in client.await.expect("a client") {
+                let sums = all.entry(kind).or_default();
+                sums.allowed.iter_mut().zip(answers.allowed).for_each(|(sum, more)| *sum += more);
+                sums.refused += answers.refused;
+                sums.too_much += answers.too_much;
+                sums.took.extend(answers.took);
+            }
+        }
+        (self.nodes, all)
+    }
+}
+
+async fn ask(node: Arc<FleetNode>, mut random: Random, is_over: Arc<AtomicBool>) -> ByKind {
+    let mut all = ByKind::new();
+    let kinds: Vec<_> = kinds().collect();
+    while !is_over.load(Ordering::Relaxed) {
+        for (precision, on_failure) in &kinds {
+            let on_failure = on_failure.as_str();
+            let number = random.below(USERS);
+            let name = if random.below(8u32) == 0 { "few" } else { "plenty" };
+            let path = format!("/{name}-{precision}-{on_failure}");
+            let watch = Stopwatch::start();
+            let kind = node.decide(&user(&format!("u{number}")), &path, 1, Charge::Commit).await.kind;
+            let took = watch.elapsed();
+            let answers = all.entry((*precision, on_failure)).or_default();
+            answers.took.push(took);
+            match (name, kind) {
+                ("plenty", Kind::Allowed) => answers.allowed[number] += 1,
+                ("plenty", _) => answers.refused += 1,
+                (_, Kind::Allowed) => answers.too_much += 1,
+                _ => {}
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    all
+}
+
+/// What may be missing in Redis, or be there twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loses {
+    Nothing,
+    /// What a primary confirmed and did not tell its replica, of which no node has an account: what `strict` rules counted.
+    WhatRedisAloneKnew,
+}
+
+/// Holds what nodes answered against what each kind of rule promises, and what is in Redis against what was admitted.
+async fn judge(what: &str, load: Load, config: &RedisConfig, loses: Loses) {
+    load.until_whole().await;
+    let (nodes, answers) = load.end().await;
+    for node in &nodes {
+        node.until_sent().await;
+    }
+    let mut patient = config.clone();
+    patient.timeout = Duration::from_secs(5);
+    let store = RedisStore::connect(&patient).expect("an address");
+    for ((precision, on_failure), mut answers) in answers {
+        let kind = format!("{what}: {precision}, {on_failure}");
+        let rule = format!("plenty-{precision}-{on_failure}");
+        let unanswered: u64 = nodes.iter().map(|node| node.unanswered(&rule)).sum();
+        let asked = answers.took.len();
+        let quick = percentile(&mut answers.took, 99);
+        let slowest = percentile(&mut answers.took, 100);
+        chaos::tell(&format!(
+            "{kind}: {asked} requests, {unanswered} without Redis, {} refused; p99 {quick:?}, all {slowest:?}",
+            answers.refused,
+        ));
+        assert!(asked > 100, "{kind}: {asked}");
+        assert!(quick <= DEADLINE + SLACK, "{kind}: {quick:?}");
+        match (precision, on_failure) {
+            // What a limit allows is refused only where the rule says so: by `closed`, and for want of a lease.
+            ("async" | "strict", "open" | "local") | ("leased", "open") => {
+                assert_eq!(answers.refused, 0, "{kind}");
+            }
+            ("leased", "local") => {}
+            _ => assert!(answers.refused <= unanswered, "{kind}: {} of {unanswered}", answers.refused),
+        }
+        // What is used up stays so: but for `open`, whatever happens.
+        if on_failure != "open" {
+            assert_eq!(answers.too_much, 0, "{kind}");
+        }
+        for (number, allowed) in answers.allowed.iter().enumerate() {
+            let cell = [cell(number, &rule, PLENTY)];
+            let least = match (precision, loses) {
+                ("strict", Loses::WhatRedisAloneKnew) => 0,
+                _ => *allowed,
+            };
+            // A call that was carried out and whose answer was lost is counted once more by the node, or was refused.
+            let most = if precision == "strict" { allowed + unanswered } else { *allowed };
+            eventually(WAIT, async || {
+                for node in &nodes {
+                    node.memory.requeue(&cell[0].key);
+                }
+                let seen = store.check(At::StoreClock, Charge::Peek, &cell).await.map_err(|error| error.to_string())?;
+                let counted = PLENTY - seen[0].remaining;
+                if (least..=most).contains(&counted) {
+                    Ok(())
+                } else {
+                    Err(format!("{kind}: of u{number} {counted}, and not {least} to {most}"))
+                }
+            })
+            .await;
+        }
+    }
+}
+
+fn percentile(took: &mut [Duration], percent: usize) -> Duration {
+    took.sort_unstable();
+    took[(took.len() * percent / 100).min(took.len() - 1)]
+}
+
+/// Names of all counters of a user, which are in one slot.
+fn slot_of(number: usize) -> String {
+    redis_key(&cell(number, "plenty-strict-open", PLENTY).key)
+}
+
+/// Until the nodes have answered some more: what follows happens under load.
+async fn some_time() {
+    tokio::time::sleep(Duration::from_millis(150)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_that_move_under_load_cost_nothing_and_nobody_time() {
+    let servers = RedisCluster::start_with_replicas(3).await;
+    let config = RedisConfig::of(servers.urls(), Topology::Cluster);
+
+    // All keys of the slot are elsewhere at once: MOVED.
+    let load = Load::start(&config).await;
+    some_time().await;
+    for number in 0..4 {
+        let key = slot_of(number);
+        let to = (servers.owner(&key).await + 1) % 3;
+        servers.migrate(&key, to, async || {}).await;
+        some_time().await;
+    }
+    judge("MOVED", load, &config, Loses::Nothing).await;
+
+    // Some are, and what is new is where the slot goes: ASK.
+    let load = Load::start(&config).await;
+    for number in 4..8 {
+        let key = slot_of(number);
+        let to = (servers.owner(&key).await + 2) % 3;
+        servers.migrate(&key, to, async || some_time().await).await;
+    }
+    judge("ASK", load, &config, Loses::Nothing).await;
+
+    // Every slot that has counters, one after the other.
+    let load = Load::start(&config).await;
+    for number in 8..USERS {
+        let key = slot_of(number);
+        let to = (servers.owner(&key).await + 1) % 3;
+        servers.migrate(&key, to, async || {}).await;
+    }
+    some_time().await;
+    judge("slots migrate", load, &config, Loses::Nothing).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_of_a_cluster_that_takes_over_under_load_costs_what_is_said() {
+    let mut servers = RedisCluster::start_with_replicas(3).await;
+    let config = RedisConfig::of(servers.urls(), Topology::Cluster);
+
+    let load = Load::start(&config).await;
+    some_time().await;
+    servers.promote(0).await;
+    some_time().await;
+    judge("replica promoted", load, &config, Loses::Nothing).await;
+
+    let load = Load::start(&config).await;
+    some_time().await;
+    servers.fail_over(1).await;
+    judge("primary killed", load, &config, Loses::WhatRedisAloneKnew).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_by_sentinel_under_load_costs_what_is_said() {
+    for is_killed in [false, true] {
+        let mut servers = RedisSentinels::start().await;
+        let config = RedisConfig::of(servers.urls(), Topology::Sentinel { service: SERVICE.to_owned() });
+        let load = Load::start(&config).await;
+        some_time().await;
+        if is_killed {
+            servers.fail_over().await;
+        } else {
+            servers.hand_over().await;
+        }
+        let what = if is_killed { "failover by sentinel" } else { "handover by sentinel" };
+        judge(what, load, &config, Loses::WhatRedisAloneKnew).await;
+    }
+}
