@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+const SECONDS: &str = "LIMITER_CHAOS_SECONDS";
+
 /// Of the test's choices: what it does and when, and what becomes of each message. When a message arrives the machine decides.
 pub fn seed() -> u64 {
     number("LIMITER_CHAOS_SEED").unwrap_or_else(|| RandomState::new().hash_one("chaos"))
@@ -15,7 +17,12 @@ pub fn seed() -> u64 {
 
 /// How long faults go on.
 pub fn duration(usually: Duration) -> Duration {
-    number("LIMITER_CHAOS_SECONDS").map_or(usually, Duration::from_secs)
+    number(SECONDS).map_or(usually, Duration::from_secs)
+}
+
+/// Whether there is time for what takes some.
+pub fn is_long() -> bool {
+    number::<u64>(SECONDS).is_some()
 }
 
 /// What a test found out, where somebody looks: `cargo xtask chaos` shows what passing tests print.

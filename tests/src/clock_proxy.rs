@@ -28,11 +28,8 @@ const ASKS_OTHERWISE: &str = "(function() local time = redis.call('TIME') \
 
 /// Scripts whose text has the library in front of it, and one that stands alone.
 const LIBRARY: &str = include_str!("../../lua/lib/counter.lua");
-const WITH_LIBRARY: [&str; 3] = [
-    include_str!("../../lua/decide.lua"),
-    include_str!("../../lua/lease.lua"),
-    include_str!("../../lua/sync.lua"),
-];
+const WITH_LIBRARY: [&str; 3] =
+    [include_str!("../../lua/decide.lua"), include_str!("../../lua/lease.lua"), include_str!("../../lua/sync.lua")];
 const ALONE: &str = include_str!("../../lua/heartbeat.lua");
 
 /// Hash of a script, and of the same with the other clock.

@@ -112,6 +112,19 @@ impl RedisCluster {
         }
     }
 
+    /// Kills all nodes and starts them again, which know of each other and of nothing else.
+    pub async fn restart(&mut self) {
+        for node in self.primaries.iter_mut().chain(&mut self.replicas) {
+            node.kill();
+        }
+        for node in self.primaries.iter_mut().chain(&mut self.replicas) {
+            node.restart().await;
+        }
+        for node in self.nodes() {
+            until(node, &["CLUSTER", "INFO"], "cluster_state:ok").await;
+        }
+    }
+
     /// Lets the replica of a primary take its place while both are well, and waits until it has.
     pub async fn promote(&self, number: usize) {
         let () = self.replicas[number].run(&["CLUSTER", "FAILOVER"]).await;

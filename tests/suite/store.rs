@@ -9,7 +9,6 @@ mod store {
     mod leased;
     mod local;
     mod near;
-    mod partition;
     mod redis_only;
     mod strict;
     mod sync_worker;

@@ -33,7 +33,17 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     println!("seed {seed}, {} minutes a test", options.minutes);
     let tests = |name: &str| -> Command {
         let mut cargo = workspace.cargo();
-        cargo.args(["test", "--release", "--package", "limiter-tests", "--test", name, "--", "--nocapture", "::chaos::"]);
+        cargo.args([
+            "test",
+            "--release",
+            "--package",
+            "limiter-tests",
+            "--test",
+            name,
+            "--",
+            "--nocapture",
+            "::chaos::",
+        ]);
         cargo.env("LIMITER_CHAOS_SEED", seed.to_string());
         cargo.env("LIMITER_CHAOS_SECONDS", options.minutes.saturating_mul(60).to_string());
         test::with_environment(workspace, &mut cargo);

@@ -294,6 +294,11 @@ impl Holding {
         self.is_untold
     }
 
+    /// The store may not know any more what it was told.
+    pub(super) const fn doubt(&mut self) {
+        self.is_untold |= self.held > 0 || self.previous_used > 0;
+    }
+
     const fn statement(&mut self, need: u64, want: u64) -> Statement {
         self.is_untold = true;
         Statement {

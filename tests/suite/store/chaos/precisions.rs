@@ -26,7 +26,7 @@ use super::super::behaviour::{MINUTE, user as counter_of};
 /// So long that nothing comes back while the test runs.
 const WINDOW_US: u64 = 30 * 24 * 60 * MINUTE;
 /// So much that none is denied.
-const CEILING: u64 = 1_000_000;
+const CEILING: u64 = 10_000;
 /// Requests of a rule and user, so that logs stay short.
 const MOST: u64 = 250;
 const USERS: usize = 5;
@@ -37,7 +37,8 @@ const TIMEOUT: Duration = Duration::from_millis(60);
 const WINDOWS: &[&str] = &["sliding_window", "fixed_window"];
 const ALL: &[&str] = &["sliding_window", "fixed_window", "token_bucket", "sliding_log"];
 /// Of requests to `/all`: a rule of each precision, charged together.
-const TOGETHER: [(&str, &str); 3] = [("async", "fixed_window"), ("leased", "sliding_window"), ("strict", "token_bucket")];
+const TOGETHER: [(&str, &str); 3] =
+    [("async", "fixed_window"), ("leased", "sliding_window"), ("strict", "token_bucket")];
 
 struct Rule {
     id: String,
@@ -47,12 +48,13 @@ struct Rule {
 }
 
 fn rules() -> Vec<Rule> {
-    let apart = [("async", ALL), ("leased", WINDOWS), ("strict", ALL)].into_iter().flat_map(|(precision, algorithms)| {
-        algorithms.iter().map(move |algorithm| {
-            let id = format!("{precision}-{algorithm}");
-            Rule { path: format!("/{id}"), id, precision, algorithm }
-        })
-    });
+    let apart =
+        [("async", ALL), ("leased", WINDOWS), ("strict", ALL)].into_iter().flat_map(|(precision, algorithms)| {
+            algorithms.iter().map(move |algorithm| {
+                let id = format!("{precision}-{algorithm}");
+                Rule { path: format!("/{id}"), id, precision, algorithm }
+            })
+        });
     let together = TOGETHER.into_iter().map(|(precision, algorithm)| Rule {
         id: format!("all-{precision}"),
         path: "/all".to_owned(),
@@ -65,7 +67,8 @@ fn rules() -> Vec<Rule> {
 fn policy(rules: &[Rule]) -> String {
     let mut paths: Vec<&str> = rules.iter().map(|rule| &*rule.path).collect();
     paths.dedup();
-    let endpoints = paths.iter().map(|path| format!("[[endpoints]]\nname = \"{}\"\nmatch = [\"{path}\"]\n", &path[1..]));
+    let endpoints =
+        paths.iter().map(|path| format!("[[endpoints]]\nname = \"{}\"\nmatch = [\"{path}\"]\n", &path[1..]));
     let rules = rules.iter().map(|Rule { id, path, precision, algorithm }| {
         format!(
             "[[rules]]\nid = \"{id}\"\nendpoint = \"{}\"\nscope = \"user\"\nprecision = \"{precision}\"\n\
@@ -191,6 +194,7 @@ async fn nodes_of_all_precisions_count_what_they_admit_whatever_the_network_does
             twice += counted - taken;
         }
     }
-    let of_strict = rules.iter().filter(|rule| rule.precision == "strict").map(|rule| unanswered(&rule.id)).sum::<u64>();
+    let of_strict =
+        rules.iter().filter(|rule| rule.precision == "strict").map(|rule| unanswered(&rule.id)).sum::<u64>();
     chaos::tell(&format!("seed {seed}: {of_strict} strict requests without an answer, {twice} units counted twice"));
 }
