@@ -58,9 +58,7 @@ impl RedisCluster {
             // The replica may not have heard of the primary's role yet.
             eventually(WAIT, async || replica.try_run::<()>(&["CLUSTER", "REPLICATE", &id]).await).await;
         }
-        for node in cluster.nodes() {
-            until(node, &["CLUSTER", "INFO"], "cluster_state:ok").await;
-        }
+        cluster.until_well().await;
         for replica in &cluster.replicas {
             until(replica, &["INFO", "replication"], "master_link_status:up").await;
         }
@@ -107,8 +105,10 @@ impl RedisCluster {
             let () = source.run(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]).await;
         }
         between().await;
-        for primary in &self.primaries {
-            let () = primary.run(&["CLUSTER", "SETSLOT", &slot, "NODE", &target_id]).await;
+        // Who gets it first, so that nobody is sent to and fro.
+        let others = (0..self.primaries.len()).filter(|number| *number != to && *number != from);
+        for number in [to, from].into_iter().chain(others) {
+            let () = self.primaries[number].run(&["CLUSTER", "SETSLOT", &slot, "NODE", &target_id]).await;
         }
     }
 
@@ -120,6 +120,11 @@ impl RedisCluster {
         for node in self.primaries.iter_mut().chain(&mut self.replicas) {
             node.restart().await;
         }
+        self.until_well().await;
+    }
+
+    /// Waits until every node says that every slot is served.
+    pub async fn until_well(&self) {
         for node in self.nodes() {
             until(node, &["CLUSTER", "INFO"], "cluster_state:ok").await;
         }

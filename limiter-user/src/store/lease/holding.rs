@@ -99,6 +99,8 @@ pub(super) struct Holding {
     idle_looks: u32,
     /// The store has not answered what it was told last: it may count units that nobody has any more.
     is_untold: bool,
+    /// A message before it was not answered, and may arrive yet; see `lua/lease.lua`.
+    is_one_late: bool,
 }
 
 impl Holding {
@@ -122,6 +124,7 @@ impl Holding {
             asked_at_look_us: 0,
             idle_looks: 0,
             is_untold: false,
+            is_one_late: false,
         }
     }
 
@@ -300,6 +303,7 @@ impl Holding {
     }
 
     const fn statement(&mut self, need: u64, want: u64) -> Statement {
+        self.is_one_late |= self.is_untold;
         self.is_untold = true;
         Statement {
             tag: self.tag,
@@ -318,7 +322,8 @@ impl Holding {
     /// left of it: what is held is never used in another window than it was counted in, however slow the network is.
     pub(super) fn lent(&mut self, sent: &Statement, lent: &Lent, sent_us: u64, received_us: u64, terms: &Terms) {
         let Lent { now_us, granted, counts, own_current } = *lent;
-        self.is_untold = false;
+        self.is_one_late &= granted == 0 && sent.want > 0;
+        self.is_untold = self.is_one_late;
         if counts.index != self.index {
             self.previous_used = if counts.index == self.index.saturating_add(1) { self.used } else { 0 };
             // Of a window that the store went back to, it counts what this node had.
@@ -483,6 +488,29 @@ mod tests {
         let again = holding.release(0, LOCAL + 2000);
         assert_eq!((again.previous, again.current, again.need, again.want), (0, 0, 0, 0));
         lent(&mut holding, 0, 0, 3000);
+        assert!(!holding.is_untold());
+    }
+
+    #[test]
+    fn a_question_in_vain_settles_nothing_that_may_come_late() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        let answer = |holding: &mut Holding, sent: &Statement, granted| {
+            let counts = Counts { index: STORE / (60 * SECOND), previous: 0, current: 1000 };
+            let lent = Lent { now_us: STORE, granted, counts, own_current: granted };
+            holding.lent(sent, &lent, LOCAL, LOCAL + 1000, &TERMS);
+        };
+        // The first is lost, or late, and of the second nothing is lent.
+        holding.ask(1, LOCAL, &TERMS);
+        let second = holding.ask(1, LOCAL, &TERMS);
+        answer(&mut holding, &second, 0);
+        assert!(holding.is_untold());
+        let nothing = holding.release(0, LOCAL);
+        answer(&mut holding, &nothing, 0);
+        assert!(!holding.is_untold());
+        // What is lent settles it as well.
+        holding.ask(1, LOCAL, &TERMS);
+        let second = holding.ask(1, LOCAL, &TERMS);
+        answer(&mut holding, &second, 1);
         assert!(!holding.is_untold());
     }
 
