@@ -182,7 +182,7 @@ fn holds_in(runtime: &tokio::runtime::Runtime, failure: &Failure, precision: &st
     // What Redis alone has decided, it alone knew.
     if precision == "async" || !failure.loses_data() {
         // What was lent before is used first: it is counted as well.
-        let lent = if precision == "leased" { 2 } else { 0 };
+        let lent = if precision == "leased" { 3 } else { 0 };
         let after = reasons(&agent, "/open", lent + 1);
         assert_eq!(after[lent], "rate_limit_exceeded", "{what}: what passed was counted, {after:?}");
     }
