@@ -432,8 +432,9 @@ impl Shard {
     fn forget(&mut self, local_us: u64) {
         self.leases.retain(|_, leases| {
             leases.retain(|lease| {
-                let window_us = lease.holding.window_us();
-                let is_over = local_us >= lease.holding.ends_us().saturating_add(2 * window_us);
+                let (window_us, ends_us) = (lease.holding.window_us(), lease.holding.ends_us());
+                // One that was never answered has no end yet: what it asked for may have been lent, and goes back first.
+                let is_over = ends_us > 0 && local_us >= ends_us.saturating_add(2 * window_us);
                 lease.under_way.is_some() || !(is_over || lease.holding.is_idle(local_us))
             });
             !leases.is_empty()

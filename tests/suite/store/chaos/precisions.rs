@@ -187,7 +187,8 @@ async fn nodes_of_all_precisions_count_what_they_admit_whatever_the_network_does
                 if expected.contains(&counted) {
                     Ok(counted)
                 } else {
-                    Err(format!("seed {seed}: {} of u{client}: {counted} and not {expected:?}", rule.id))
+                    let (id, known) = (&rule.id, unanswered(&rule.id));
+                    Err(format!("seed {seed}: {id} of u{client}: {counted}, not {expected:?}; {known} without Redis"))
                 }
             })
             .await;
