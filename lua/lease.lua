@@ -41,6 +41,8 @@ if not is_known or number > counter[node + 1] then
   if granted > 0 then
     counter[CURRENT], own_current, changed = counter[CURRENT] + granted, own_current + granted, true
   end
+  -- The number is kept, so that an earlier message which is late lends nothing.
+  if want == 0 then changed = true end
   if changed then keep_node(counter, node, is_known, tag, number, own_previous, own_current) end
 end
 

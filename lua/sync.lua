@@ -79,7 +79,8 @@ if kind == WINDOWS then
   if behind == 0 then known = own_current elseif behind == 1 then known = own_previous end
   -- One window late, what it calls current is the previous one here.
   if behind == 1 then previous, current = current, own_current end
-  if is_news and behind <= 1 and (is_known or previous > 0 or current > 0) then
+  -- A node that has nothing any more is kept as well: an earlier message of it may be late.
+  if is_news and behind <= 1 then
     add_difference(counter, previous - own_previous, current - own_current)
     own_previous, own_current, changed = previous, current, true
   end

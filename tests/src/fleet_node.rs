@@ -9,18 +9,22 @@ use limiter_user::{
     config::PressureConfig,
     limiter::{Caller, Decision, Kind, Limiter, Precise, Request, Subject},
     metrics::Metrics,
-    policy::{Policy, Scratch},
+    policy::{FailurePolicy, Policy, Scratch},
     pressure::Pressure,
     store::{
         Charge, Name,
         lease::{LeaseConfig, Leases},
         memory::MemoryStore,
         redis::{RedisConfig, RedisStore},
-        sync::{SyncConfig, SyncStatus, SyncWorker},
+        sync::{SyncConfig, SyncState, SyncStatus, SyncWorker},
     },
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use crate::eventually::eventually;
+
+const WAIT: Duration = Duration::from_secs(30);
 
 pub struct FleetNode {
     pub limiter: Arc<Limiter>,
@@ -29,6 +33,7 @@ pub struct FleetNode {
     pub active: SharedActive,
     pub clock: Arc<SharedClock>,
     pub status: SyncStatus,
+    store: RedisStore,
     shutdown: CancellationToken,
     workers: Vec<JoinHandle<()>>,
 }
@@ -61,23 +66,27 @@ impl FleetNode {
         let requests = store.connect_beside(redis).expect("an address");
         let terms = LeaseConfig::with_sync_interval(sync_interval);
         let leases = Leases::new(requests.clone(), clock.clone(), terms);
+        let probed = requests.clone();
         let precise = Precise { redis: requests, leases: leases.clone() };
         let window_clock = clock.clone() as Arc<dyn Clock>;
         let prefixes = limiter_common::addr::SrcPrefixes::default();
-        let limiter = Limiter::new(active.clone(), memory.clone(), window_clock, prefixes).with_precise(precise);
+        let limiter = Limiter::new(active.clone(), memory.clone(), window_clock, prefixes)
+            .sharing_through(store.clone())
+            .with_precise(precise);
         let mut config = SyncConfig::default();
         config.interval = sync_interval;
         // The machine may be busy; a round that fails for that is not what is tested.
         config.batch_deadline = Duration::from_millis(500);
         let local = active.clone();
-        let mut worker = SyncWorker::new(memory.clone(), store, clock.clone(), config)
+        let mut worker = SyncWorker::new(memory.clone(), store.clone(), clock.clone(), config)
+            .probing(probed)
             .with_local(Box::new(move |key| local.load().is_local(key)));
         worker.round().await;
         let status = worker.status();
         let shutdown = CancellationToken::new();
         let workers =
             vec![tokio::spawn(worker.run(shutdown.clone())), tokio::spawn(leases.clone().run(shutdown.clone()))];
-        Self { limiter: Arc::new(limiter), memory, leases, active, clock, status, shutdown, workers }
+        Self { limiter: Arc::new(limiter), memory, leases, active, clock, status, store, shutdown, workers }
     }
 
     /// As the gate does.
@@ -101,6 +110,33 @@ impl FleetNode {
     pub async fn remaining(&self, subject: &Subject) -> u64 {
         let decision = self.decide(subject, "/", 1, Charge::Peek).await;
         decision.answer.expect("a rule applies").remaining
+    }
+
+    /// Waits until Redis has confirmed everything that this node has admitted from memory.
+    pub async fn until_sent(&self) {
+        eventually(WAIT, async || {
+            let stats = self.status.get();
+            // What is under way is in no queue.
+            let is_sent = self.memory.stats().queued == 0 && stats.lag.is_zero();
+            if is_sent && stats.state == SyncState::Connected { Ok(()) } else { Err(stats) }
+        })
+        .await;
+    }
+
+    /// Whether every server is asked, by requests and in the background.
+    pub fn is_whole(&self) -> bool {
+        self.store.is_whole() && self.leases.store().is_whole()
+    }
+
+    /// How many requests rules with this name have answered without Redis, whatever they answered.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such rule.
+    pub fn unanswered(&self, rule: &str) -> u64 {
+        let active = self.active.load();
+        let index = active.policy.rules.iter().position(|known| &*known.id == rule).expect("a rule of the policy");
+        FailurePolicy::ALL.iter().map(|policy| active.metrics[index].failures(*policy)).sum()
     }
 
     /// Gracefully: everything is handed over.

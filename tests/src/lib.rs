@@ -2,7 +2,9 @@
 
 pub mod agent;
 pub mod bench;
+pub mod chaos;
 pub mod chaos_proxy;
+pub mod clock_proxy;
 pub mod delay_proxy;
 pub mod demo;
 pub mod eventually;

@@ -58,9 +58,7 @@ impl RedisCluster {
             // The replica may not have heard of the primary's role yet.
             eventually(WAIT, async || replica.try_run::<()>(&["CLUSTER", "REPLICATE", &id]).await).await;
         }
-        for node in cluster.nodes() {
-            until(node, &["CLUSTER", "INFO"], "cluster_state:ok").await;
-        }
+        cluster.until_well().await;
         for replica in &cluster.replicas {
             until(replica, &["INFO", "replication"], "master_link_status:up").await;
         }
@@ -107,9 +105,36 @@ impl RedisCluster {
             let () = source.run(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]).await;
         }
         between().await;
-        for primary in &self.primaries {
-            let () = primary.run(&["CLUSTER", "SETSLOT", &slot, "NODE", &target_id]).await;
+        // Who gets it first, so that nobody is sent to and fro.
+        let others = (0..self.primaries.len()).filter(|number| *number != to && *number != from);
+        for number in [to, from].into_iter().chain(others) {
+            let () = self.primaries[number].run(&["CLUSTER", "SETSLOT", &slot, "NODE", &target_id]).await;
         }
+    }
+
+    /// Kills all nodes and starts them again, which know of each other and of nothing else.
+    pub async fn restart(&mut self) {
+        for node in self.primaries.iter_mut().chain(&mut self.replicas) {
+            node.kill();
+        }
+        for node in self.primaries.iter_mut().chain(&mut self.replicas) {
+            node.restart().await;
+        }
+        self.until_well().await;
+    }
+
+    /// Waits until every node says that every slot is served.
+    pub async fn until_well(&self) {
+        for node in self.nodes() {
+            until(node, &["CLUSTER", "INFO"], "cluster_state:ok").await;
+        }
+    }
+
+    /// Lets the replica of a primary take its place while both are well, and waits until it has.
+    pub async fn promote(&self, number: usize) {
+        let () = self.replicas[number].run(&["CLUSTER", "FAILOVER"]).await;
+        until(&self.replicas[number], &["INFO", "replication"], "role:master").await;
+        until(&self.primaries[number], &["INFO", "replication"], "role:slave").await;
     }
 
     /// Kills a primary and waits until its replica has taken its place.

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::{
     eventually::eventually,
     redis_cluster::until,
-    redis_server::{RedisServer, free_port},
+    redis_server::{RedisServer, free_port, program},
 };
 
 /// What the sentinels call the primary.
@@ -76,13 +76,31 @@ impl RedisSentinels {
         }
     }
 
+    /// Asks a sentinel to make the replica the primary while both are well, and waits until it is.
+    pub async fn hand_over(&self) {
+        let started = ask_for_ok(self.sentinels[1].port, &["SENTINEL", "FAILOVER", SERVICE]);
+        started.await.expect("the sentinel begins");
+        until(&self.replica, &["INFO", "replication"], "role:master").await;
+        until(&self.primary, &["INFO", "replication"], "role:slave").await;
+    }
+
+    /// Kills the primary and waits until its replica has taken its place.
+    pub async fn fail_over(&mut self) {
+        self.primary.kill();
+        until(&self.replica, &["INFO", "replication"], "role:master").await;
+    }
+
     /// Kills one of the sentinels.
     pub fn lose_a_sentinel(&mut self) {
         self.sentinels[0].child.kill().expect("kill a sentinel");
     }
 }
 
-async fn ask(port: u16, words: &[&str]) -> anyhow::Result<Vec<String>> {
+async fn ask_for_ok(port: u16, words: &[&str]) -> anyhow::Result<()> {
+    ask::<redis::Value>(port, words).await.map(drop)
+}
+
+async fn ask<T: redis::FromRedisValue>(port: u16, words: &[&str]) -> anyhow::Result<T> {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
     let mut connection = client.get_multiplexed_async_connection().await?;
     Ok(command(words).query_async(&mut connection).await?)
@@ -108,12 +126,12 @@ fn sentinel(primary: u16) -> Sentinel {
         folder = folder.path().display(),
     );
     fs::write(&file, text).expect("write the configuration of a sentinel");
-    let child = Command::new("redis-server")
+    let child = Command::new(program())
         .arg(&file)
         .arg("--sentinel")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
-        .expect("redis-server is installed");
+        .expect("the server is installed");
     Sentinel { _folder: folder, port, child }
 }

@@ -1,6 +1,8 @@
 //! A real `redis-server` on a free port, with its files in a temporary folder; killed when dropped.
 
 use std::{
+    env,
+    ffi::OsString,
     net::{Ipv4Addr, TcpListener},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -15,6 +17,11 @@ use redis::{FromRedisValue, aio::MultiplexedConnection};
 use tempfile::TempDir;
 
 use crate::eventually::eventually;
+
+/// Where another server that speaks the same is named, to run the tests with that instead.
+const PROGRAM: &str = "LIMITER_REDIS_SERVER";
+/// What a server needs so that a `kill -9` costs it nothing.
+pub const KEEPS_DATA: &[&str] = &["--appendonly", "yes", "--appendfsync", "everysec"];
 
 /// As a pattern: no other tag has a colon.
 pub const COUNTERS: &str = "rl:{*:*}:*";
@@ -63,9 +70,23 @@ impl RedisServer {
         self.child.wait().expect("redis-server to end");
     }
 
-    /// Starts again, empty, at the same address.
+    /// Starts again at the same address: empty, unless it was started with [`KEEPS_DATA`].
     pub async fn restart(&mut self) {
         self.kill();
+        self.spawn_again().await;
+    }
+
+    /// Starts again at the same address, and knows nothing any more.
+    pub async fn restart_empty(&mut self) {
+        self.kill();
+        let kept = self.folder.path().join("appendonlydir");
+        if kept.exists() {
+            std::fs::remove_dir_all(&kept).expect("remove what the server has kept");
+        }
+        self.spawn_again().await;
+    }
+
+    async fn spawn_again(&mut self) {
         self.child = spawn(&self.folder, self.port, &self.arguments).expect("redis-server");
         self.until_it_answers().await;
     }
@@ -155,8 +176,13 @@ pub fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
+/// The server that tests run with.
+pub fn program() -> OsString {
+    env::var_os(PROGRAM).unwrap_or_else(|| "redis-server".into())
+}
+
 fn spawn(folder: &TempDir, port: u16, arguments: &[String]) -> Result<Child> {
-    Command::new("redis-server")
+    Command::new(program())
         .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
         .args(["--save", "", "--appendonly", "no", "--enable-debug-command", "yes"])
         .arg("--dir")
@@ -167,5 +193,5 @@ fn spawn(folder: &TempDir, port: u16, arguments: &[String]) -> Result<Child> {
         .stdout(Stdio::null())
         .stderr(Stdio::inherit())
         .spawn()
-        .context("start redis-server: is it installed?")
+        .with_context(|| format!("start {}: is it installed?", program().display()))
 }

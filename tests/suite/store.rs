@@ -3,7 +3,8 @@
 
 mod store {
     pub(crate) mod behaviour;
-    mod exactly_once;
+    mod chaos;
+    mod clock_steps;
     mod failures;
     mod hot_key;
     mod leased;
@@ -14,4 +15,5 @@ mod store {
     mod strict;
     mod sync_worker;
     mod topologies;
+    mod ttl;
 }

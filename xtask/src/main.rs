@@ -5,6 +5,7 @@
 mod bench;
 mod bpf;
 mod build;
+mod chaos;
 mod ci;
 mod frames;
 mod fuzz;
@@ -60,6 +61,9 @@ enum Command {
     },
     /// Run random and mutated frames in the kernel, and compare each with what the parser says (root)
     Frames(frames::Options),
+    /// Let agents share counters while messages are lost, late and cut and everybody is killed at random, and compare the counts
+    /// (root)
+    Chaos(chaos::Options),
     /// Fuzz a target of fuzz/fuzz_targets; what is found is kept in fuzz/corpus and fuzz/artifacts
     Fuzz(fuzz::Options),
     /// Run the tests of the XDP program on the kernel of Debian 12, in a virtual machine
@@ -108,6 +112,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Run { config, arguments } => run::run(&workspace, config.as_deref(), &arguments),
         Command::Test { arguments } => test::run(&workspace, &arguments),
         Command::Frames(options) => frames::run(&workspace, &options),
+        Command::Chaos(options) => chaos::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::VmTest(options) => vm_test::run(&workspace, &options),
         Command::Bench { name, arguments } => bench::run(&workspace, name.as_deref(), &arguments),

@@ -101,13 +101,40 @@ pub enum Adopts {
     Once,
 }
 
-/// The small numbers beside the state fill what would be padding: a counter is as small as its large ones. `adopted` is
-/// whether the shared store has ever answered.
+/// What was said between this node and the shared store about a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Talk {
+    None,
+    /// Something was told, and nothing was ever answered.
+    Told,
+    /// The last message was answered.
+    Answered,
+    /// Something was told after an answer.
+    ToldMore,
+}
+
+impl Talk {
+    /// Whether the shared store has ever answered.
+    const fn has_answer(self) -> bool {
+        matches!(self, Self::Answered | Self::ToldMore)
+    }
+
+    /// Whether the last message has no answer: it may still arrive, whatever became of the counter since.
+    const fn is_open(self) -> bool {
+        matches!(self, Self::Told | Self::ToldMore)
+    }
+
+    const fn told(self) -> Self {
+        if self.has_answer() { Self::ToldMore } else { Self::Told }
+    }
+}
+
+/// The small numbers beside the state fill what would be padding: a counter is as small as its large ones.
 #[derive(Clone, Debug)]
 enum State {
-    Windows { tag: u32, charges: u8, watch: Watch, adopted: bool, counts: WindowState },
-    Bucket { tag: u32, charges: u8, watch: Watch, adopted: bool, bucket: BucketState },
-    Log { tag: u32, charges: u8, watch: Watch, adopted: bool, log: Box<LogState> },
+    Windows { tag: u32, charges: u8, watch: Watch, talk: Talk, counts: WindowState },
+    Bucket { tag: u32, charges: u8, watch: Watch, talk: Talk, bucket: BucketState },
+    Log { tag: u32, charges: u8, watch: Watch, talk: Talk, log: Box<LogState> },
 }
 
 #[derive(Clone, Debug)]
@@ -123,16 +150,16 @@ impl Counter {
         let state = match algorithm.kind() {
             Kind::Windows => {
                 let counts = WindowState::new(now_us / algorithm.window_us());
-                State::Windows { tag, charges: 0, watch: Watch::NOBODY, adopted: false, counts }
+                State::Windows { tag, charges: 0, watch: Watch::NOBODY, talk: Talk::None, counts }
             }
             Kind::Bucket(bucket) => State::Bucket {
                 tag,
                 charges: 0,
                 watch: Watch::NOBODY,
-                adopted: false,
+                talk: Talk::None,
                 bucket: BucketState::new(bucket, 0),
             },
-            Kind::Log(_) => State::Log { tag, charges: 0, watch: Watch::NOBODY, adopted: false, log: Box::default() },
+            Kind::Log(_) => State::Log { tag, charges: 0, watch: Watch::NOBODY, talk: Talk::None, log: Box::default() },
         };
         Self { window_us: algorithm.window_us(), state }
     }
@@ -226,34 +253,26 @@ impl Counter {
         let late = self.unconfirmed();
         let window_us = algorithm.window_us();
         let old = Window { window_us: self.window_us, ceiling: 0 };
-        let (tag, charges, watch, adopted, taken) = match &mut self.state {
-            State::Windows { tag, charges, watch, adopted, counts } => {
+        let (tag, charges, watch, talk, taken) = match &mut self.state {
+            State::Windows { tag, charges, watch, talk, counts } => {
                 counts.move_to(self.window_us, self.window_us, now_us);
-                (*tag, *charges, *watch, *adopted, old.estimate(&counts.counts(), now_us))
+                (*tag, *charges, *watch, *talk, old.estimate(&counts.counts(), now_us))
             }
-            State::Bucket { tag, charges, watch, adopted, bucket } => {
-                (*tag, *charges, *watch, *adopted, bucket.taken_units(now_us))
+            State::Bucket { tag, charges, watch, talk, bucket } => {
+                (*tag, *charges, *watch, *talk, bucket.taken_units(now_us))
             }
-            State::Log { tag, charges, watch, adopted, log } => {
-                (*tag, *charges, *watch, *adopted, log.used(&old, now_us))
-            }
+            State::Log { tag, charges, watch, talk, log } => (*tag, *charges, *watch, *talk, log.used(&old, now_us)),
         };
         let tag = next_tag(tag);
         self.state = match algorithm.kind() {
-            Kind::Windows => State::Windows {
-                tag,
-                charges,
-                watch,
-                adopted,
-                counts: WindowState::of_others(now_us / window_us, taken),
-            },
+            Kind::Windows => {
+                State::Windows { tag, charges, watch, talk, counts: WindowState::of_others(now_us / window_us, taken) }
+            }
             Kind::Bucket(bucket) => {
                 let tat_ns = bucket.taken(0, in_ns(now_us), taken.min(bucket.burst()));
-                State::Bucket { tag, charges, watch, adopted, bucket: BucketState::new(bucket, tat_ns) }
+                State::Bucket { tag, charges, watch, talk, bucket: BucketState::new(bucket, tat_ns) }
             }
-            Kind::Log(_) => {
-                State::Log { tag, charges, watch, adopted, log: Box::new(LogState::of_others(now_us, taken)) }
-            }
+            Kind::Log(_) => State::Log { tag, charges, watch, talk, log: Box::new(LogState::of_others(now_us, taken)) },
         };
         self.window_us = window_us;
         late
@@ -393,6 +412,22 @@ impl Counter {
         }
     }
 
+    const fn talk_mut(&mut self) -> &mut Talk {
+        let (State::Windows { talk, .. } | State::Bucket { talk, .. } | State::Log { talk, .. }) = &mut self.state;
+        talk
+    }
+
+    /// What the shared store is to be told, if anything: also that there is nothing any more, where a message that has no
+    /// answer may still arrive and say otherwise. An answer to it has to come through [`Self::learn`].
+    pub(super) fn tell(&mut self, key: &CounterKey) -> Option<OwnTotals> {
+        if !self.has_own_counts() && !self.talk_mut().is_open() {
+            return None;
+        }
+        let talk = self.talk_mut();
+        *talk = talk.told();
+        Some(self.own_totals(key.clone()))
+    }
+
     pub(super) fn own_totals(&self, key: CounterKey) -> OwnTotals {
         let (tag, state) = match &self.state {
             State::Windows { tag, counts, .. } => (*tag, counts.own_state()),
@@ -415,10 +450,9 @@ impl Counter {
         if self.window_us != sent.window_us {
             return (0, false);
         }
-        let (State::Windows { adopted, .. } | State::Bucket { adopted, .. } | State::Log { adopted, .. }) =
-            &mut self.state;
-        let adopts = adopts == Adopts::Always || !*adopted;
-        *adopted = true;
+        let talk = self.talk_mut();
+        let adopts = adopts == Adopts::Always || !talk.has_answer();
+        *talk = Talk::Answered;
         let late = match (&mut self.state, shared) {
             (
                 State::Windows { tag, counts, .. },
@@ -536,6 +570,31 @@ mod tests {
         assert_eq!(counts(&counter), Counts { index: 6, previous: 30, current: 4 });
         counter.move_to(&window(1000), 5_999);
         assert_eq!(counts(&counter), Counts { index: 6, previous: 30, current: 4 }, "our clock is a little behind");
+    }
+
+    #[test]
+    fn what_was_told_and_taken_back_before_an_answer_is_told_again() {
+        let key = CounterKey { identity: super::super::Identity::Global, rule: "r".into() };
+        for algorithm in
+            [window(1000), Algorithm::TokenBucket { bucket: Bucket::new(100, 1000, 100).unwrap(), window_us: 1000 }]
+        {
+            let mut counter = Counter::new(&algorithm, 5_000, 7);
+            assert_eq!(counter.tell(&key), None, "there is nothing to tell");
+            counter.charge(&algorithm, 5_000, 3);
+            let sent = counter.tell(&key).unwrap();
+            counter.give_back(&algorithm, 5_000, 3);
+            // The message may have been lost, and may as well arrive later.
+            let again = counter.tell(&key).unwrap();
+            assert_ne!(again, sent);
+            let shared = match again.state {
+                OwnState::Windows { .. } => {
+                    SharedCounts::Windows { counts: counts(&counter), own_previous: 0, own_current: 0 }
+                }
+                OwnState::Bucket { .. } | OwnState::Log { .. } => SharedCounts::Bucket { tat_ns: 0, own_total: 0 },
+            };
+            assert_eq!(counter.learn(&again, &shared, 5_000, Adopts::Always), (0, false));
+            assert_eq!(counter.tell(&key), None, "all is said");
+        }
     }
 
     #[test]

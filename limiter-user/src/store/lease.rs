@@ -49,6 +49,10 @@ const MAX_OF_SHARD: usize = 4096;
 const LOOK: Duration = Duration::from_millis(250);
 /// Statements in one pipeline.
 const BATCH: usize = 512;
+/// Holdings of one look that are told again only because there was no answer, or another server may be there.
+const MOST_AGAIN: usize = 8 * BATCH;
+/// How often a node that stops gives back what it holds, as long as it gets no answer.
+const MOST_GOODBYES: usize = 3;
 /// How long a question may take. Requests do not wait so long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Questions in a row that failed, and the time without an answer, after which Redis is taken to be away: one that is lost or
@@ -87,6 +91,8 @@ struct Inner {
     random: RandomState,
     /// Of the next message, and of the next holding.
     number: AtomicU64,
+    /// Of the connections by which the last look found the store.
+    generation: AtomicU64,
     counts: Counts,
     health: Mutex<Health>,
 }
@@ -176,6 +182,7 @@ impl Leases {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             random: RandomState::new(),
             number: AtomicU64::new(1),
+            generation: AtomicU64::new(0),
             counts: Counts::default(),
             health: Mutex::default(),
         }))
@@ -367,7 +374,10 @@ impl Leases {
                 _ = looks.tick() => self.give_back(false).await,
             }
         }
-        self.give_back(true).await;
+        // What is not heard is said again.
+        for _ in 0..MOST_GOODBYES {
+            self.give_back(true).await;
+        }
     }
 
     /// Gives back what is too much, or all.
@@ -375,17 +385,29 @@ impl Leases {
         let local_us = self.local_us();
         let mut statements = Vec::new();
         let mut ended = Vec::new();
+        // While Redis is away, nothing that is told arrives: a part of it is enough to try.
+        let most_again = if self.is_away() { BATCH } else { MOST_AGAIN };
+        let mut again = 0;
+        // Another connection may lead to another server, or to one that has lost what it was told.
+        let generation = self.0.redis.generation();
+        let is_other = self.0.generation.swap(generation, Ordering::Relaxed) != generation;
         for shard in &self.0.shards {
             let mut shard = shard.lock();
             shard.forget(local_us);
             for lease in shard.leases.values_mut().flatten() {
                 let look = lease.holding.look(local_us);
+                if is_other {
+                    lease.holding.doubt();
+                }
                 if lease.under_way.is_some() {
                     continue;
                 }
                 let keep = if everything { Some(0) } else { look };
                 let (left, expired) = (lease.holding.left(local_us), lease.holding.expired(local_us));
-                let Some(keep) = keep.filter(|keep| expired > 0 || left > *keep) else { continue };
+                let says_again = lease.holding.is_untold() && again < most_again;
+                again += usize::from(says_again);
+                let keep = keep.filter(|keep| expired > 0 || left > *keep).or(says_again.then_some(left));
+                let Some(keep) = keep else { continue };
                 self.0.counts.expired(expired);
                 self.0.counts.returned(left.saturating_sub(keep));
                 statements.push((lease.key.clone(), lease.holding.release(keep, local_us)));
@@ -410,8 +432,9 @@ impl Shard {
     fn forget(&mut self, local_us: u64) {
         self.leases.retain(|_, leases| {
             leases.retain(|lease| {
-                let window_us = lease.holding.window_us();
-                let is_over = local_us >= lease.holding.ends_us().saturating_add(2 * window_us);
+                let (window_us, ends_us) = (lease.holding.window_us(), lease.holding.ends_us());
+                // One that was never answered has no end yet: what it asked for may have been lent, and goes back first.
+                let is_over = ends_us > 0 && local_us >= ends_us.saturating_add(2 * window_us);
                 lease.under_way.is_some() || !(is_over || lease.holding.is_idle(local_us))
             });
             !leases.is_empty()

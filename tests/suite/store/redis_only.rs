@@ -413,12 +413,54 @@ async fn totals_sent_twice_count_once() {
     assert_eq!(send(1, 3, 5, 12).await, (5, 16, 5, 9), "and are not taken again by what was said before");
     assert_eq!(send(1, 5, 4, 0).await, (4, 7, 4, 0));
     assert_eq!(send(1, 6, 5, 12).await, (5, 19, 5, 12));
+    assert_eq!(send(3, 2, 0, 0).await, (5, 19, 0, 0), "all of it was given back before anything arrived");
+    assert_eq!(send(3, 1, 0, 3).await, (5, 19, 0, 0), "and what was said before that is late");
     assert!(ttl_ms(&server, &redis_key(&user("u", "sync"))).await > 0);
     // And the script that decides sees the sums.
     let algorithm = Algorithm::sliding_window(60 * MINUTE, 1000);
     let at = At::Given(limiter_common::time::UnixMicros::new(hour * 60 * MINUTE));
     let cells = [Cell { algorithm, ..cell(user("u", "sync"), 0) }];
     assert_eq!(store.check(at, Charge::Peek, &cells).await.unwrap()[0].remaining, 1000 - 19 - 5);
+}
+
+#[tokio::test]
+async fn a_question_that_is_late_lends_nothing() {
+    let server = RedisServer::start().await;
+    let lease = script("lease.lua");
+    let say = async |number: u64, has: u64, want: u64| {
+        let [number, has, want] = [number, has, want].map(|number| number.to_string());
+        let (hour, now): (String, (u64, u64)) = ((60 * MINUTE).to_string(), server.run(&["TIME"]).await);
+        let index = (now.0 / 3600).to_string();
+        let words = [
+            "EVAL",
+            &lease,
+            "1",
+            "rl:{user:u}:l",
+            "7",
+            &number,
+            "2",
+            &hour,
+            "10",
+            &index,
+            "0",
+            &has,
+            &want,
+            &want,
+            "1",
+        ];
+        let reply: [u64; 7] = server.run::<Vec<u64>>(&words).await.try_into().unwrap();
+        // What was lent, what all have, what this node has.
+        (reply[2], reply[5], reply[6])
+    };
+    // The node has given up waiting for the first, and says that it has nothing.
+    assert_eq!(say(2, 0, 0).await, (0, 0, 0));
+    assert_eq!(say(1, 0, 4).await, (0, 0, 0), "it is late");
+    assert_eq!(say(3, 0, 4).await, (4, 4, 4));
+    assert_eq!(say(5, 1, 0).await, (0, 1, 1), "the rest goes back");
+    assert_eq!(say(4, 4, 4).await, (0, 1, 1), "also late");
+    assert_eq!(say(6, 1, 0).await, (0, 1, 1), "nothing new");
+    assert_eq!(say(5, 4, 4).await, (0, 1, 1));
+    assert!((1..=2 * 3_600_000).contains(&ttl_ms(&server, "rl:{user:u}:l").await));
 }
 
 /// One unit an hour: what a test does takes no time by that.

@@ -97,6 +97,10 @@ pub(super) struct Holding {
     asked_at_look_us: u64,
     /// Looks since it was last used or renewed.
     idle_looks: u32,
+    /// The store has not answered what it was told last: it may count units that nobody has any more.
+    is_untold: bool,
+    /// A message before it was not answered, and may arrive yet; see `lua/lease.lua`.
+    is_one_late: bool,
 }
 
 impl Holding {
@@ -119,6 +123,8 @@ impl Holding {
             used_at_look: 0,
             asked_at_look_us: 0,
             idle_looks: 0,
+            is_untold: false,
+            is_one_late: false,
         }
     }
 
@@ -286,7 +292,19 @@ impl Holding {
         self.held -= self.expired(local_us);
     }
 
-    const fn statement(&self, need: u64, want: u64) -> Statement {
+    /// Whether what was told last has to be told again, if no answer to it is to come.
+    pub(super) const fn is_untold(&self) -> bool {
+        self.is_untold
+    }
+
+    /// The store may not know any more what it was told.
+    pub(super) const fn doubt(&mut self) {
+        self.is_untold |= self.held > 0 || self.previous_used > 0;
+    }
+
+    const fn statement(&mut self, need: u64, want: u64) -> Statement {
+        self.is_one_late |= self.is_untold;
+        self.is_untold = true;
         Statement {
             tag: self.tag,
             algorithm: self.algorithm,
@@ -304,6 +322,8 @@ impl Holding {
     /// left of it: what is held is never used in another window than it was counted in, however slow the network is.
     pub(super) fn lent(&mut self, sent: &Statement, lent: &Lent, sent_us: u64, received_us: u64, terms: &Terms) {
         let Lent { now_us, granted, counts, own_current } = *lent;
+        self.is_one_late &= granted == 0 && sent.want > 0;
+        self.is_untold = self.is_one_late;
         if counts.index != self.index {
             self.previous_used = if counts.index == self.index.saturating_add(1) { self.used } else { 0 };
             // Of a window that the store went back to, it counts what this node had.
@@ -366,7 +386,8 @@ mod tests {
             counts: Counts { index: (STORE + at_us) / (60 * SECOND), previous: 0, current },
             own_current,
         };
-        holding.lent(&holding.statement(0, 0), &lent, LOCAL + at_us, LOCAL + at_us + 1000, &TERMS);
+        let statement = holding.statement(0, 0);
+        holding.lent(&statement, &lent, LOCAL + at_us, LOCAL + at_us + 1000, &TERMS);
     }
 
     fn is_taken(holding: &mut Holding, cost: u64, at_us: u64) -> bool {
@@ -451,6 +472,46 @@ mod tests {
         let before = holding.used;
         let statement = holding.release(0, LOCAL + at_us + 250_000);
         assert_eq!((statement.current, holding.left(LOCAL + at_us + 250_000)), (before, 0));
+    }
+
+    #[test]
+    fn what_was_told_is_untold_until_it_is_answered() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        assert!(!holding.is_untold());
+        holding.ask(1, LOCAL, &TERMS);
+        assert!(holding.is_untold());
+        lent(&mut holding, 5, 5, 0);
+        assert!(!holding.is_untold());
+        // The answer to this one is lost: the store may count five units of which nobody has any.
+        holding.release(0, LOCAL + 1000);
+        assert!(holding.is_untold() && holding.left(LOCAL + 1000) == 0);
+        let again = holding.release(0, LOCAL + 2000);
+        assert_eq!((again.previous, again.current, again.need, again.want), (0, 0, 0, 0));
+        lent(&mut holding, 0, 0, 3000);
+        assert!(!holding.is_untold());
+    }
+
+    #[test]
+    fn a_question_in_vain_settles_nothing_that_may_come_late() {
+        let mut holding = Holding::new(7, ALGORITHM);
+        let answer = |holding: &mut Holding, sent: &Statement, granted| {
+            let counts = Counts { index: STORE / (60 * SECOND), previous: 0, current: 1000 };
+            let lent = Lent { now_us: STORE, granted, counts, own_current: granted };
+            holding.lent(sent, &lent, LOCAL, LOCAL + 1000, &TERMS);
+        };
+        // The first is lost, or late, and of the second nothing is lent.
+        holding.ask(1, LOCAL, &TERMS);
+        let second = holding.ask(1, LOCAL, &TERMS);
+        answer(&mut holding, &second, 0);
+        assert!(holding.is_untold());
+        let nothing = holding.release(0, LOCAL);
+        answer(&mut holding, &nothing, 0);
+        assert!(!holding.is_untold());
+        // What is lent settles it as well.
+        holding.ask(1, LOCAL, &TERMS);
+        let second = holding.ask(1, LOCAL, &TERMS);
+        answer(&mut holding, &second, 1);
+        assert!(!holding.is_untold());
     }
 
     #[test]

@@ -514,9 +514,9 @@ impl Shard {
                 entry.counter.forget_watch();
                 self.changes.count(KeyHash::of_key(&entry.key));
             }
-            // What had to be sent belongs to windows that are over.
-            if entry.counter.has_own_counts() {
-                out.push(entry.counter.own_totals(entry.key.clone()));
+            // Else what had to be sent belongs to windows that are over.
+            if let Some(totals) = entry.counter.tell(&entry.key) {
+                out.push(totals);
                 taken += 1;
             }
             self.count_late(late);

@@ -1,12 +1,11 @@
 //! Nodes whose way to Redis loses, delays and cuts what it carries: what they admit is counted once.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    time::Duration,
-};
+use std::time::Duration;
 
 use limiter_common::sliding_window::Outcome;
-use limiter_tests::{chaos_proxy::ChaosProxy, eventually::eventually, random::Random, redis_server::RedisServer};
+use limiter_tests::{
+    chaos, chaos_proxy::ChaosProxy, eventually::eventually, random::Random, redis_server::RedisServer,
+};
 use limiter_user::{
     clock::{Clock as _, Stopwatch},
     store::{
@@ -15,7 +14,7 @@ use limiter_user::{
     },
 };
 
-use super::{
+use super::super::{
     behaviour::{MINUTE, every, user},
     sync_worker::Node,
 };
@@ -46,22 +45,15 @@ fn counters() -> Vec<Counter> {
     (0..USERS).flat_map(of).collect()
 }
 
-/// Minutes are for `LIMITER_CHAOS_SECONDS`.
-fn duration() -> Duration {
-    let seconds = std::env::var("LIMITER_CHAOS_SECONDS").ok();
-    Duration::from_secs(seconds.map_or(10, |seconds| seconds.parse().expect("LIMITER_CHAOS_SECONDS is a number")))
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_admitted_is_counted_once_whatever_the_network_does() {
-    // Another one in each run, and said where one fails.
-    let seed = RandomState::new().hash_one("chaos");
+    let seed = chaos::seed();
     let server = RedisServer::start().await;
     let proxy = ChaosProxy::start(server.port(), seed).await;
     let nodes = [(); 3].map(|()| Node::start_with(&RedisConfig::new(proxy.url()), 0));
     let mut counters = counters();
     let mut random = Random::new(seed);
-    let (watch, duration) = (Stopwatch::start(), duration());
+    let (watch, duration) = (Stopwatch::start(), chaos::duration(Duration::from_secs(8)));
     // Evenly, however long it lasts.
     let total = counters.len() as u64 * MOST / 4;
     let mut done = 0;
@@ -88,6 +80,7 @@ async fn what_is_admitted_is_counted_once_whatever_the_network_does() {
     }
     let faults = proxy.faults();
     assert!(faults > 20, "seed {seed}: only {faults} faults");
+    chaos::tell(&format!("seed {seed}: {done} requests of three nodes, {faults} faults"));
     proxy.calm_down();
     for node in &nodes {
         node.until_sent().await;

@@ -1,0 +1,3 @@
+//! Random deaths, by one seed: what `cargo xtask chaos` runs for minutes.
+
+mod kills;
