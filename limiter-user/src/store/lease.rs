@@ -61,17 +61,17 @@ const AWAY_AFTER: Duration = Duration::from_secs(3);
 pub struct LeaseConfig {
     /// For so long a holding should last.
     pub horizon: Duration,
-    /// Between two questions about a counter of which nothing was left.
+    /// Between two questions about a counter that has less than is wanted.
     pub spacing: Duration,
     /// After this time a counter that is spent is asked about again.
     pub look_again: Duration,
 }
 
 impl LeaseConfig {
-    /// Asks about a counter of which nothing is left as often as one near its ceiling is shared.
+    /// Asks about a counter at its ceiling as often as others are shared.
     pub fn with_sync_interval(sync_interval: Duration) -> Self {
         let (horizon, look_again) = (Duration::from_millis(500), Duration::from_millis(250));
-        Self { horizon, spacing: sync_interval / 4, look_again }
+        Self { horizon, spacing: sync_interval, look_again }
     }
 }
 
