@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -38,6 +38,7 @@ use self::{
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
     counter::OwnTotals,
+    fleet::Fleet,
     lease::{Lent, Statement},
 };
 use crate::clock::Stopwatch;
@@ -86,7 +87,7 @@ struct Shared {
     probe: Script,
     calls: Arc<Calls>,
     breakers: Arc<Breakers>,
-    live_nodes: Arc<AtomicU32>,
+    fleet: Fleet,
 }
 
 #[derive(Debug)]
@@ -98,21 +99,21 @@ enum Servers {
 impl RedisStore {
     /// Fails on an address that cannot be one, never because Redis is away: the first call connects.
     pub fn connect(config: &RedisConfig) -> Result<Self, RedisConfigError> {
-        Self::connect_counting(config, Arc::default(), Breakers::new(config.breaker), Arc::new(AtomicU32::new(1)))
+        Self::connect_counting(config, Arc::default(), Breakers::new(config.breaker), Fleet::default())
     }
 
     /// The same servers by connections of its own, so that a request does not stand behind a batch, and with breakers of
     /// their own: a server that is too slow for a request may do for a batch. Calls are counted together.
     pub fn connect_beside(&self, config: &RedisConfig) -> Result<Self, RedisConfigError> {
         let (calls, breakers) = (Arc::clone(&self.0.calls), Breakers::beside(&self.0.breakers, config.breaker));
-        Self::connect_counting(config, calls, breakers, Arc::clone(&self.0.live_nodes))
+        Self::connect_counting(config, calls, breakers, self.0.fleet.clone())
     }
 
     fn connect_counting(
         config: &RedisConfig,
         calls: Arc<Calls>,
         breakers: Arc<Breakers>,
-        live_nodes: Arc<AtomicU32>,
+        fleet: Fleet,
     ) -> Result<Self, RedisConfigError> {
         let refused = |error: redis::RedisError| RedisConfigError { reason: error.to_string() };
         let access = config.access()?;
@@ -151,7 +152,7 @@ impl RedisStore {
             probe: Script::probe(),
             calls,
             breakers,
-            live_nodes,
+            fleet,
         })))
     }
 

@@ -17,7 +17,6 @@ use self::{bound::Bounds, live_nodes::LiveNodes, offset::OffsetBounds};
 use super::{
     CounterKey, StoreError,
     counter::{Adopts, OwnState, OwnTotals},
-    fleet,
     memory::MemoryStore,
     redis::{RedisStore, SyncReply},
 };
@@ -177,13 +176,16 @@ struct Server {
 impl SyncWorker {
     /// `memory` should be [`MemoryStore::shared`] and take its time from `clock`.
     pub fn new(memory: Arc<MemoryStore>, redis: RedisStore, clock: Arc<SharedClock>, config: SyncConfig) -> Self {
+        memory.is_of(redis.fleet());
+        let status = SyncStatus::default();
+        status.0.lock().bounds.is_of(redis.fleet());
         Self {
             memory,
             redis,
             clock,
             config: SyncConfig { batch: config.batch.max(1), ..config },
             number: 0,
-            status: SyncStatus::default(),
+            status,
             server: Server::default(),
             clock_is_set: false,
             nodes: LiveNodes::new("", config.heartbeat),
@@ -345,7 +347,6 @@ impl SyncWorker {
         let heard = self.redis.beat(self.nodes.name(), self.nodes.lasts(), self.config.batch_deadline).await?;
         let live_nodes = self.nodes.heard(heard.live_nodes);
         self.redis.set_live_nodes(live_nodes);
-        fleet::heard(live_nodes);
         self.take_time(heard.now_us, start);
         Ok(())
     }

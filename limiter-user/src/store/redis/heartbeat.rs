@@ -1,9 +1,6 @@
 //! Who is alive, and who can be shared with again: what a node asks servers beside sending its counts.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, Value};
@@ -19,7 +16,7 @@ use super::{
 };
 use crate::{
     clock::Stopwatch,
-    store::{StoreError, breaker::BreakerState},
+    store::{StoreError, breaker::BreakerState, fleet::Fleet},
 };
 
 /// What a heartbeat was answered.
@@ -34,12 +31,17 @@ impl RedisStore {
     /// How many nodes shared counters through this Redis when it last said so; 1 before that.
     #[inline]
     pub fn live_nodes(&self) -> u32 {
-        self.0.live_nodes.load(Ordering::Relaxed).max(1)
+        self.0.fleet.live_nodes()
+    }
+
+    /// Where that is kept.
+    pub fn fleet(&self) -> &Fleet {
+        &self.0.fleet
     }
 
     /// Reckons with so many until Redis says otherwise.
     pub fn set_live_nodes(&self, live_nodes: u32) {
-        self.0.live_nodes.store(live_nodes, Ordering::Relaxed);
+        self.0.fleet.heard(live_nodes);
     }
 
     /// Says that `node` is alive for so long; no time at all: that it leaves. Of a server that is left alone this is the probe,

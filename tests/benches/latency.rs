@@ -1,0 +1,212 @@
+//! `cargo xtask bench latency [-- --rounds N] [--only PART]`: how long `/v1/check` of the real agent takes where Redis is far away
+//! or hangs.
+//!
+//! Two agents run side by side, one beside its Redis and one with 100 ms to it, and are asked in turns, so that both measure
+//! the same machine. Then Redis stands still, and each request of a `strict` rule waits for it as long as the agent lets it.
+//! Requests come at a modest rate and not after each other, so that neither a CPU nor the answer before makes them wait: an
+//! answer that is late makes the next one late as well, and that counts.
+//!
+//! Each round has percentiles of its own; the rows are their medians, so that a round in which something else wants the CPU
+//! says little.
+
+use std::{fmt::Write as _, net::SocketAddr, thread, time::Duration};
+
+use limiter_tests::{
+    agent::Setup,
+    bench::{Goal, Row, Table, only, rounds},
+    delay_proxy::DelayProxy,
+    http::{Address, Connection},
+    redis_server::{RedisServer, free_port},
+};
+use limiter_user::clock::Stopwatch;
+
+/// To Redis and back.
+const FAR: Duration = Duration::from_millis(100);
+/// Between two requests of one client.
+const INTERVAL: Duration = Duration::from_millis(5);
+/// Of one client in one round.
+const REQUESTS: u32 = 600;
+const WARM_UP: u32 = 600;
+/// Of each client, in turns.
+const USERS: u32 = 20;
+/// How long a request may wait for Redis, where it hangs.
+const DEADLINE: Duration = Duration::from_millis(5);
+/// What may come on top of that.
+const ON_TOP: Duration = Duration::from_millis(1);
+
+const CLOSE: Goal = Goal::AtMost(1.2);
+const IN_TIME: Goal = Goal::AtMost(1.0);
+
+/// What one client saw in one round.
+struct Seen {
+    p50: Duration,
+    p99: Duration,
+}
+
+/// Asks about one kind of rule of one agent.
+struct Client {
+    connection: Connection,
+    path: &'static str,
+    asked: u32,
+}
+
+impl Client {
+    fn new(at: SocketAddr, path: &'static str) -> Self {
+        Self { connection: Connection::open(&Address::Tcp(at)).expect("the agent"), path, asked: 0 }
+    }
+
+    fn ask(&mut self, statuses: &[u16]) {
+        self.asked += 1;
+        let user = format!("u{}", self.asked % USERS);
+        let headers = [("X-User", user.as_str()), ("X-Forwarded-Uri", self.path), ("X-Forwarded-Method", "GET")];
+        let answer = self.connection.request("GET", "/v1/check", &headers, "").expect("an answer");
+        assert!(statuses.contains(&answer.status), "{}: {answer:?}", self.path);
+    }
+
+    /// Asks so often, and measures each from when it was due where the answer before was late.
+    #[expect(clippy::disallowed_methods, reason = "a load at a rate waits for the clock")]
+    fn round(&mut self, requests: u32, statuses: &[u16]) -> Seen {
+        let watch = Stopwatch::start();
+        let (mut took, mut free) = (Vec::with_capacity(requests as usize), Duration::ZERO);
+        for number in 0..requests {
+            let due = INTERVAL * number;
+            if let Some(wait) = due.checked_sub(watch.elapsed()) {
+                thread::sleep(wait);
+            }
+            // Not the time by which the client itself woke up too late.
+            let begin = if free > due { due } else { watch.elapsed() };
+            self.ask(statuses);
+            free = watch.elapsed();
+            took.push(free - begin);
+        }
+        took.sort_unstable();
+        let at = |percent: usize| took[(took.len() * percent / 100).min(took.len() - 1)];
+        Seen { p50: at(50), p99: at(99) }
+    }
+}
+
+/// Rounds of several clients, all at the same time, by client.
+fn measure(clients: &mut [Client], rounds: u32, requests: u32, statuses: &[u16]) -> Vec<Vec<Seen>> {
+    let mut seen: Vec<Vec<Seen>> = clients.iter().map(|_| Vec::new()).collect();
+    for _ in 0..rounds {
+        thread::scope(|scope| {
+            let running: Vec<_> =
+                clients.iter_mut().map(|client| scope.spawn(|| client.round(requests, statuses))).collect();
+            for (seen, round) in seen.iter_mut().zip(running) {
+                seen.push(round.join().expect("a client"));
+            }
+        });
+    }
+    seen
+}
+
+fn median(seen: &[Seen], of: fn(&Seen) -> Duration) -> f64 {
+    let mut all: Vec<Duration> = seen.iter().map(of).collect();
+    all.sort_unstable();
+    all[all.len() / 2].as_secs_f64() * 1000.0
+}
+
+fn row(name: String, ms: f64) -> Row {
+    Row::new(name, "ms", ms)
+}
+
+/// A rule for each of these, and a path for each rule: precision and what holds without Redis.
+fn policy(rules: &[(&str, &str, &str)]) -> String {
+    rules.iter().fold(String::new(), |mut policy, (name, precision, on_store_failure)| {
+        let rule = format!(
+            "[[endpoints]]\nname = \"{name}\"\nmatch = [\"/{name}\"]\n[[rules]]\nid = \"{name}\"\nendpoint = \"{name}\"\n\
+             scope = \"user\"\nlimit = 1000000\nwindow = \"1h\"\nprecision = \"{precision}\"\n\
+             on_store_failure = \"{on_store_failure}\"\n"
+        );
+        policy.write_str(&rule).expect("room");
+        policy
+    })
+}
+
+/// An agent on a port of its own.
+fn setup(redis: &str, more: &str, policy: &str) -> (Setup, SocketAddr) {
+    let at = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let configuration = format!("[store]\nkind = \"redis\"\n{more}[store.redis]\nurls = [\"{redis}\"]\n");
+    let setup = Setup::new(&configuration, policy);
+    let text = std::fs::read_to_string(setup.path("limiter.toml")).expect("the configuration");
+    let http = format!("unix:{}", setup.path("http.sock").display());
+    setup.write("limiter.toml", &text.replace(&http, &at.to_string()));
+    (setup, at)
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let server = runtime.block_on(RedisServer::start());
+    let proxy = runtime.block_on(DelayProxy::start(server.port(), FAR));
+    let (only, mut table) = (only(), Table::new("latency"));
+    let is_wanted = |name: &str| only.as_ref().is_none_or(|part| name.contains(part.as_str()));
+    for (precision, path) in [("async", "/async"), ("leased", "/leased"), ("strict", "/strict")] {
+        if is_wanted(precision) {
+            far_away(&mut table, (precision, path), &server.url(), &proxy.url());
+        }
+    }
+    if is_wanted("hangs") {
+        hanging(&mut table, &server);
+    }
+    table.finish();
+}
+
+fn far_away(table: &mut Table, (precision, path): (&str, &'static str), near: &str, far: &str) {
+    let policy = policy(&[(precision, precision, "local")]);
+    // Whoever wants each request decided there has to let it wait for so long.
+    let patience = if precision == "strict" { "timeout = \"500ms\"\n" } else { "" };
+    let start = |redis: &str| setup(redis, "", &policy);
+    let ((near, near_at), (far, far_at)) = (start(near), start(far));
+    for setup in [&near, &far] {
+        let text = std::fs::read_to_string(setup.path("limiter.toml")).expect("the configuration");
+        setup.write("limiter.toml", &(text + patience));
+    }
+    let (near, far) = (near.start(), far.start());
+    let is_sharing = |agent: &limiter_tests::agent::Agent<'_>| agent.status()["degraded"] == false;
+    limiter_tests::eventually::until("both share", Duration::from_secs(20), || {
+        (is_sharing(&near) && is_sharing(&far)).then_some(())
+    });
+    let mut clients = [near_at, far_at].map(|at| Client::new(at, path));
+    // What was never asked for is asked about once; so is whose rate is not known yet.
+    measure(&mut clients, 1, WARM_UP, &[200, 429]);
+    let seen = measure(&mut clients, rounds(9), REQUESTS, &[200]);
+    assert!(is_sharing(&near) && is_sharing(&far), "an agent went on by itself");
+    let of: [(&str, fn(&Seen) -> Duration); 2] = [("p50", |seen| seen.p50), ("p99", |seen| seen.p99)];
+    for (what, of) in of {
+        let [near, far] = [("beside redis", 0), ("100 ms from redis", 1)]
+            .map(|(place, client)| row(format!("{precision}, {place}: {what}"), median(&seen[client], of)));
+        let far = far.beside(&near);
+        table.push(near);
+        table.push(if precision != "strict" && what == "p99" { far.goal(CLOSE) } else { far });
+    }
+}
+
+fn hanging(table: &mut Table, server: &RedisServer) {
+    let policies = [("open", "/open"), ("closed", "/closed"), ("local", "/local")];
+    let policy = policy(&policies.map(|(name, _)| (name, "strict", name)));
+    // So that Redis is asked each time, and not left alone after a few.
+    let breaker = "[store.breaker]\nfailures = 1000\nwithin = \"1s\"\n";
+    let (setup, at) = setup(&server.url(), breaker, &policy);
+    let agent = setup.start();
+    let most = row("deadline + 1 ms".to_owned(), (DEADLINE + ON_TOP).as_secs_f64() * 1000.0);
+    table.push(most.clone());
+    for (name, path) in policies {
+        let mut client = [Client::new(at, path)];
+        measure(&mut client, 1, USERS, &[200]);
+        server.freeze();
+        // Once for all: how it finds out is not what is measured.
+        measure(&mut client, 1, USERS, &[200, 429, 503]);
+        let timeouts = || agent.metric("limiter_store_calls_total{result=\"timeout\"}");
+        let before = timeouts();
+        let seen = measure(&mut client, rounds(9), 100, &[200, 429, 503]);
+        let waited = timeouts() - before;
+        server.thaw();
+        assert!(waited >= f64::from(rounds(9) * 100), "only {waited} requests waited for redis");
+        let name = format!("strict, {name}, redis hangs: p99");
+        table.push(row(name, median(&seen[0], |seen| seen.p99)).beside(&most).goal(IN_TIME));
+        limiter_tests::eventually::until("redis is asked", Duration::from_secs(20), || {
+            (agent.status()["degraded"] == false).then_some(())
+        });
+    }
+}
