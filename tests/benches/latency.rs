@@ -27,7 +27,7 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Of one client in one round.
 const REQUESTS: u32 = 600;
 const WARM_UP: u32 = 600;
-/// Of each client, in turns.
+/// Addresses that each client asks for, in turns.
 const USERS: u32 = 20;
 /// How long a request may wait for Redis, where it hangs.
 const DEADLINE: Duration = Duration::from_millis(5);
@@ -43,6 +43,8 @@ struct Seen {
     p99: Duration,
 }
 
+type Percentile = fn(&Seen) -> Duration;
+
 /// Asks about one kind of rule of one agent.
 struct Client {
     connection: Connection,
@@ -57,8 +59,9 @@ impl Client {
 
     fn ask(&mut self, statuses: &[u16]) {
         self.asked += 1;
-        let user = format!("u{}", self.asked % USERS);
-        let headers = [("X-User", user.as_str()), ("X-Forwarded-Uri", self.path), ("X-Forwarded-Method", "GET")];
+        let client = format!("198.51.100.{}", self.asked % USERS);
+        let headers =
+            [("X-Forwarded-For", client.as_str()), ("X-Forwarded-Uri", self.path), ("X-Forwarded-Method", "GET")];
         let answer = self.connection.request("GET", "/v1/check", &headers, "").expect("an answer");
         assert!(statuses.contains(&answer.status), "{}: {answer:?}", self.path);
     }
@@ -100,14 +103,15 @@ fn measure(clients: &mut [Client], rounds: u32, requests: u32, statuses: &[u16])
     seen
 }
 
-fn median(seen: &[Seen], of: fn(&Seen) -> Duration) -> f64 {
+fn median(seen: &[Seen], of: Percentile) -> Duration {
     let mut all: Vec<Duration> = seen.iter().map(of).collect();
     all.sort_unstable();
-    all[all.len() / 2].as_secs_f64() * 1000.0
+    all[all.len() / 2]
 }
 
-fn row(name: String, ms: f64) -> Row {
-    Row::new(name, "ms", ms)
+#[expect(clippy::float_arithmetic, reason = "a unit of measurements")]
+fn row(name: String, took: Duration) -> Row {
+    Row::new(name, "ms", took.as_secs_f64() * 1000.0)
 }
 
 /// A rule for each of these, and a path for each rule: precision and what holds without Redis.
@@ -115,7 +119,7 @@ fn policy(rules: &[(&str, &str, &str)]) -> String {
     rules.iter().fold(String::new(), |mut policy, (name, precision, on_store_failure)| {
         let rule = format!(
             "[[endpoints]]\nname = \"{name}\"\nmatch = [\"/{name}\"]\n[[rules]]\nid = \"{name}\"\nendpoint = \"{name}\"\n\
-             scope = \"user\"\nlimit = 1000000\nwindow = \"1h\"\nprecision = \"{precision}\"\n\
+             scope = \"ip\"\nlimit = 1000000\nwindow = \"1h\"\nprecision = \"{precision}\"\n\
              on_store_failure = \"{on_store_failure}\"\n"
         );
         policy.write_str(&rule).expect("room");
@@ -172,7 +176,7 @@ fn far_away(table: &mut Table, (precision, path): (&str, &'static str), near: &s
     measure(&mut clients, 1, WARM_UP, &[200, 429]);
     let seen = measure(&mut clients, rounds(9), REQUESTS, &[200]);
     assert!(is_sharing(&near) && is_sharing(&far), "an agent went on by itself");
-    let of: [(&str, fn(&Seen) -> Duration); 2] = [("p50", |seen| seen.p50), ("p99", |seen| seen.p99)];
+    let of: [(&str, Percentile); 2] = [("p50", |seen| seen.p50), ("p99", |seen| seen.p99)];
     for (what, of) in of {
         let [near, far] = [("beside redis", 0), ("100 ms from redis", 1)]
             .map(|(place, client)| row(format!("{precision}, {place}: {what}"), median(&seen[client], of)));
@@ -189,7 +193,7 @@ fn hanging(table: &mut Table, server: &RedisServer) {
     let breaker = "[store.breaker]\nfailures = 1000\nwithin = \"1s\"\n";
     let (setup, at) = setup(&server.url(), breaker, &policy);
     let agent = setup.start();
-    let most = row("deadline + 1 ms".to_owned(), (DEADLINE + ON_TOP).as_secs_f64() * 1000.0);
+    let most = row("deadline + 1 ms".to_owned(), DEADLINE + ON_TOP);
     table.push(most.clone());
     for (name, path) in policies {
         let mut client = [Client::new(at, path)];
@@ -197,12 +201,12 @@ fn hanging(table: &mut Table, server: &RedisServer) {
         server.freeze();
         // Once for all: how it finds out is not what is measured.
         measure(&mut client, 1, USERS, &[200, 429, 503]);
-        let timeouts = || agent.metric("limiter_store_calls_total{result=\"timeout\"}");
+        let timeouts = || agent.metric("limiter_store_calls_total{result=\"timeout\"}") as u32;
         let before = timeouts();
         let seen = measure(&mut client, rounds(9), 100, &[200, 429, 503]);
         let waited = timeouts() - before;
         server.thaw();
-        assert!(waited >= f64::from(rounds(9) * 100), "only {waited} requests waited for redis");
+        assert!(waited >= rounds(9) * 100, "only {waited} requests waited for redis");
         let name = format!("strict, {name}, redis hangs: p99");
         table.push(row(name, median(&seen[0], |seen| seen.p99)).beside(&most).goal(IN_TIME));
         limiter_tests::eventually::until("redis is asked", Duration::from_secs(20), || {

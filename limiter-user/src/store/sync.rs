@@ -37,7 +37,8 @@ pub struct SyncConfig {
     pub interval: Duration,
     /// Counters in one pipeline.
     pub batch: usize,
-    /// How long one pipeline may take. Longer than a request would wait: nobody waits for it.
+    /// How long one pipeline may take. Longer than a request would wait, since nobody waits for it: a server at the other end
+    /// of a continent is one to share with.
     pub batch_deadline: Duration,
     /// Between two times that this node says that it is alive, and asks for Redis' clock and the other nodes.
     pub heartbeat: Duration,
@@ -48,7 +49,7 @@ impl Default for SyncConfig {
         Self {
             interval: Duration::from_millis(50),
             batch: 512,
-            batch_deadline: Duration::from_millis(100),
+            batch_deadline: Duration::from_millis(250),
             heartbeat: Duration::from_secs(1),
         }
     }
@@ -281,6 +282,13 @@ impl SyncWorker {
             }
         }
         self.memory.stats().queued == 0
+    }
+
+    /// The first one, for which a node that starts waits: a server that is far away has the time to be connected to as well.
+    pub async fn first_round(&mut self, within: Duration) {
+        let usual = std::mem::replace(&mut self.config.batch_deadline, within);
+        self.round().await;
+        self.config.batch_deadline = usual;
     }
 
     /// One exchange with Redis: everything that was queued when it began.
