@@ -603,7 +603,11 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::R
         ConstCounter::new(count).encode(family.encode_family(&[("result", result)])?)?;
     }
     for (name, help, value) in [
-        ("sync_lost_counters", "Counters that Redis knew less of than it had confirmed", sync.lost_counters),
+        (
+            "sync_lost_counters",
+            "Counters that Redis knew less of than it had confirmed or said",
+            sync.lost_counters + calls.restored_counters,
+        ),
         ("sync_refused_counters", "Counters that Redis refused or answered unintelligibly", sync.refused_counters),
         ("sync_ahead", "Counts of windows that had not begun by Redis' clock", sync.ahead),
         ("sync_batches", "Batches of counters that Redis took", sync.batches),

@@ -3,12 +3,14 @@
 
 mod store {
     pub(crate) mod behaviour;
+    mod emptied;
     mod exactly_once;
     mod failures;
     mod leased;
     mod local;
     mod near;
     mod redis_only;
+    mod remembered;
     mod strict;
     mod sync_worker;
     mod topologies;

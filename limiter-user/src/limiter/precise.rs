@@ -24,6 +24,7 @@ use crate::{
     policy::Precision,
     store::{
         AsCell as _, At, Cell, CellOutcome, CellRef, Charge, Outcomes,
+        algorithm::View,
         lease::{Asked, Leases, Take},
         memory::{INLINE_CELLS, MemoryStore},
         passes,
@@ -390,7 +391,9 @@ impl<'a, 'c> Judging<'a, 'c> {
         }
         let cells: Vec<Cell> = self.strict.iter().map(|place| self.cells[*place].to_owned()).collect();
         let asked = Stopwatch::start();
-        let judged = match self.precise.redis.judge(At::StoreClock, Charge::Commit, &cells, time).await {
+        let heard = self.strict.iter().map(|place| self.counters.heard(self.now, &self.cells[*place]));
+        let heard: SmallVec<[Option<View>; INLINE_CELLS]> = heard.collect();
+        let judged = match self.precise.redis.charge_knowing(&cells, &heard, time).await {
             Ok(judged) => judged,
             Err(error) => {
                 tracing::debug!(target: "limiter::store", %error, "decided by what this node knows");

@@ -1,0 +1,47 @@
+//! That Redis has lost what it was told: it was flushed, restarted without its data, or replaced.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use crate::clock::Stopwatch;
+
+/// For so long after a loss was noticed, counters are made what this node heard of them. By then all nodes have noticed: each
+/// asks with every heartbeat whether it is still known.
+const LATELY: Duration = Duration::from_secs(3);
+
+/// Of one node. Cheap to clone; all clones know the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Losses(Arc<Noticed>);
+
+#[derive(Debug, Default)]
+struct Noticed {
+    count: AtomicU64,
+    last: Mutex<Option<Stopwatch>>,
+}
+
+impl Losses {
+    /// Returns whether this is news.
+    pub(super) fn notice(&self) -> bool {
+        let is_news = !self.are_recent();
+        *self.0.last.lock() = Some(Stopwatch::start());
+        self.0.count.fetch_add(u64::from(is_news), Ordering::Relaxed);
+        is_news
+    }
+
+    /// How many have been noticed.
+    pub(super) fn count(&self) -> u64 {
+        self.0.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether one was noticed lately.
+    pub(super) fn are_recent(&self) -> bool {
+        self.count() > 0 && self.0.last.lock().is_some_and(|last| last.elapsed() < LATELY)
+    }
+}
