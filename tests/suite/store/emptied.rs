@@ -86,24 +86,24 @@ async fn who_heard_nothing_of_a_counter_does_not_begin_it_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_evicted_counter_goes_on_where_it_was_and_a_refund_is_none() {
+async fn an_evicted_counter_goes_on_where_it_was_and_a_refund_is_no_loss() {
     let server = RedisServer::start().await;
     let config = patient(RedisConfig::new(server.url()));
-    let nodes = fleet(&rule("r", "user", "strict", 100, ""), &config, 2).await;
+    let nodes = fleet(&rule("r", "user", "strict", 100_000, ""), &config, 2).await;
     let subject = user("u");
     assert_eq!(hammer(&nodes[..1], 1, 60, &subject).await, 60);
     let () = server.run(&["DEL", "rl:{user:u}:r"]).await;
     assert!(nodes[0].allows(&subject).await);
     let counted = async || current(&server.run::<Vec<u8>>(&["GET", "rl:{user:u}:r"]).await);
     assert_eq!(counted().await, 61);
-    // The first heard of 61; that the second gave some back is no loss.
-    assert!(nodes[1].allows(&subject).await);
+    // The first heard of more than there is when the second gives something back. Shortly after a loss, it cannot be told from
+    // one.
     eventually(WAIT, async || {
-        assert_eq!(nodes[1].decide(&subject, "/", 10, Charge::Refund).await.kind, Kind::Allowed);
+        let before = counted().await;
+        assert_eq!(nodes[1].decide(&subject, "/", 1, Charge::Refund).await.kind, Kind::Allowed);
         assert!(nodes[0].allows(&subject).await);
-        // Within a moment after a loss, it cannot be told from one.
-        let counted = counted().await;
-        if counted < 61 { Ok(()) } else { Err(counted) }
+        let after = counted().await;
+        if after == before { Ok(()) } else { Err((before, after)) }
     })
     .await;
 }
