@@ -27,11 +27,15 @@ struct Noticed {
 }
 
 impl Losses {
-    /// Returns whether this is news.
+    /// Returns whether this is news. If it is not, the time goes on that began before: what counters are made meanwhile may look
+    /// like a loss itself, and would never end it.
     pub(super) fn notice(&self) -> bool {
-        let is_news = !self.are_recent();
-        *self.0.last.lock() = Some(Stopwatch::start());
-        self.0.count.fetch_add(u64::from(is_news), Ordering::Relaxed);
+        let mut last = self.0.last.lock();
+        let is_news = last.is_none_or(|last| last.elapsed() >= LATELY);
+        if is_news {
+            *last = Some(Stopwatch::start());
+            self.0.count.fetch_add(1, Ordering::Relaxed);
+        }
         is_news
     }
 
@@ -43,5 +47,21 @@ impl Losses {
     /// Whether one was noticed lately.
     pub(super) fn are_recent(&self) -> bool {
         self.count() > 0 && self.0.last.lock().is_some_and(|last| last.elapsed() < LATELY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noticed_again_and_again_is_one_loss() {
+        let losses = Losses::default();
+        assert!(!losses.are_recent());
+        assert_eq!([losses.notice(), losses.clone().notice(), losses.notice()], [true, false, false]);
+        assert!(losses.are_recent() && losses.count() == 1);
+        let begun = losses.0.last.lock().unwrap();
+        losses.notice();
+        assert!(!losses.0.last.lock().unwrap().is_after(&begun), "it ends when it would have ended");
     }
 }
