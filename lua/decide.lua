@@ -8,10 +8,15 @@
 --   enforced 0: shadow, its denial changes nothing
 -- ARGV[7n+4], of a refund only, may be absent: when the costs were charged, in microseconds by this server's clock. Then only
 --   what was charged at that time is given back, of windows in the window that it was charged in, whatever came after
--- Returns { now_us, replaced, then a counter each: outcome 1 allowed | 0 denied | -1 never, and three numbers of its state }
+-- ARGV[7n+4], of a charge only, may be absent with all that follows: 1 if this server has lost counters lately, else 0
+-- ARGV[7n+3i+2..7n+3i+4], a counter each: what the agent last heard of it, three numbers (0 where it heard nothing): of windows index,
+--   previous, current; of buckets tat_us, tat_ns, 0; of a log units used, microseconds of the newest admission, 0. A counter that
+--   is gone here is that much; one that is there is so after a loss only, since somebody may have given back
+-- Returns { now_us, replaced, restored, then a counter each: outcome 1 allowed | 0 denied | -1 never, and three numbers of its state }
 --   log: units used, microseconds until the cost fits, when the last admission leaves
 --   windows: index, previous, current   buckets: tat_us, tat_ns, nanoseconds that it lacked when the cost was weighed
--- The state is that after the decision; `replaced` is how many keys held something that is no counter.
+-- The state is that after the decision; `replaced` is how many keys held something that is no counter, `restored` how many
+-- counters the agent knew more of.
 -- Remaining, reset, retry_after and delay follow from it; the agent computes them, so they are defined once.
 -- Integers up to 2^53 - 1; greater ceilings are taken as that, greater costs can never be allowed.
 
@@ -46,6 +51,32 @@ local function outcome_of(cell, counter, taken)
 end
 
 local charged_us = refund and tonumber(ARGV[7 * #KEYS + 4])
+-- Nothing where the agent does not say what it heard.
+local after_loss = charge and tonumber(ARGV[7 * #KEYS + 4])
+
+-- Makes a counter what the agent heard of it, where that is more.
+local function restore(cell, counter, at)
+  local first, second, third = argument(at), argument(at + 1), argument(at + 2)
+  if cell.kind == WINDOWS then
+    local behind = counter[INDEX] - first
+    if behind == 1 then second, third = third, 0 end
+    local is_more = second > counter[PREVIOUS] or third > counter[CURRENT]
+    if behind < 0 or behind > 1 or not is_more then return false end
+    counter[PREVIOUS], counter[CURRENT] = math.max(counter[PREVIOUS], second), math.max(counter[CURRENT], third)
+  elseif cell.kind == BUCKET then
+    local is_later = first > counter[TAT_US] or (first == counter[TAT_US] and second > counter[TAT_NS])
+    if not is_later then return false end
+    counter[TAT_US], counter[TAT_NS] = first, second
+    set_ahead(counter, now, ahead(counter, now, cell.fill))
+  else
+    local lacks = first - logged(counter, now)
+    if lacks <= 0 or second + cell.window <= now.us then return false end
+    log_add(counter, 0, 0, math.min(second, now.us), lacks)
+  end
+  return true
+end
+
+local restored, restored_count = {}, 0
 
 local function give_back(cell, counter)
   if cell.kind == BUCKET then
@@ -87,6 +118,10 @@ for i, key in ipairs(KEYS) do
     local was_replaced
     counters[key], stored[key], was_replaced = load(key, cell, now)
     if was_replaced then replaced = replaced + 1 end
+    local is_asked = after_loss == 1 or (after_loss and not stored[key])
+    if is_asked and restore(cell, counters[key], 7 * #KEYS + 3 * i + 2) then
+      restored[key], restored_count = true, restored_count + 1
+    end
   end
   -- A counter that appears twice has to hold the sum. A shadow cell takes nothing from an enforced one.
   local taken = 0
@@ -123,12 +158,12 @@ if passes and (charge or refund) then
   end
 end
 
-local reply = { now.us, replaced }
+local reply = { now.us, replaced, restored_count }
 for i, key in ipairs(KEYS) do
   local cell, counter = cells[i], counters[key]
-  if charged[key] or (stored[key] == 'stale' and charge) then
+  if charged[key] or restored[key] or (stored[key] == 'stale' and charge) then
     save(key, counter, now)
-    charged[key], stored[key] = nil, nil
+    charged[key], restored[key], stored[key] = nil, nil, nil
   elseif stored[key] then
     repair_ttl(key, counter, now)
     stored[key] = nil

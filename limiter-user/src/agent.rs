@@ -52,6 +52,8 @@ use crate::{
 const HTTP_SOCKET_MODE: u32 = 0o666;
 /// Permission of the socket that changes things.
 const ADMIN_SOCKET_MODE: u32 = 0o600;
+/// How long a start waits for Redis.
+const FIRST_ROUND: Duration = Duration::from_secs(1);
 /// How often what has run out is removed.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// How often files of keys are looked at. They are read after two looks that found the same change: within a second.
@@ -101,7 +103,7 @@ impl Agent {
                 let worker = SyncWorker::new(Arc::clone(&counters), store.clone(), Arc::clone(&clock), sync_config);
                 let mut worker = worker.of_node(&config.node.id).probing(precise.redis.clone());
                 // Windows are Redis' from the first request on, if Redis is there.
-                worker.round().await;
+                worker.first_round(FIRST_ROUND).await;
                 if worker.status().get().state == SyncState::Connected {
                     let recovery = recover(&store, &counters, &policy, &*clock, redis.recover).await;
                     tell_recovery(&recovery);

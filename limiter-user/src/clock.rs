@@ -99,6 +99,10 @@ impl Stopwatch {
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }
+
+    pub fn is_after(&self, other: &Self) -> bool {
+        self.0 > other.0
+    }
 }
 
 /// A clock that tests move.

@@ -4,27 +4,32 @@
 //! the counters it touches, and returns. Where a rule shapes, the answer says how long it is to be held, and whoever gives
 //! it holds it.
 
+mod check_source;
 mod decision;
 mod denials;
 mod failure;
 mod precise;
 mod select;
+mod spent;
 mod turns;
 mod unanswered;
 
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
+pub use check_source::CheckSource;
+use decision::Decided;
 pub use decision::{AddressDenial, Answer, Decision, Kind};
 use denials::{Denial, Denials};
 use failure::{Failing, Stores};
 use limiter_common::{addr::SrcPrefixes, time::UnixMicros};
 use parking_lot::MutexGuard;
-use precise::Judging;
 pub use precise::Precise;
+use precise::{Judging, Memories};
 pub use select::{Attribute, Caller, Request, Subject};
 use select::{Matches, Rules};
 use smallvec::SmallVec;
+use spent::Spent;
 use tokio::time::Instant;
 pub use turns::Turn;
 use turns::{Queues, Turns};
@@ -51,6 +56,8 @@ pub struct Limiter {
     shared: Option<RedisStore>,
     /// `None` where nothing is remembered.
     denials: Option<Denials>,
+    /// Of counters that Redis decides.
+    spent: Option<Arc<Spent>>,
     /// `None` of a node alone, whose memory is exact.
     precise: Option<Precise>,
 }
@@ -75,7 +82,8 @@ impl Limiter {
     pub fn new(active: SharedActive, counters: Arc<MemoryStore>, clock: Arc<dyn Clock>, prefixes: SrcPrefixes) -> Self {
         let turns = Turns::new(Arc::clone(&counters), Arc::clone(&clock));
         let denials = Denials::new(counters.capacity());
-        Self { active, counters, turns, clock, prefixes, denials, shared: None, precise: None }
+        let spent = Some(Arc::default());
+        Self { active, counters, turns, clock, prefixes, denials, spent, shared: None, precise: None }
     }
 
     /// Does what rules want while `store` cannot be asked for their counters.
@@ -94,7 +102,7 @@ impl Limiter {
     /// Looks at every counter for every request. The answers are the same: it is what remembering is measured against.
     #[must_use]
     pub fn remembering_nothing(self) -> Self {
-        Self { denials: None, ..self }
+        Self { denials: None, spent: None, ..self }
     }
 
     /// The policy that requests are decided by.
@@ -165,7 +173,8 @@ impl Limiter {
         let watching = remembering.map(|_| &mut watched);
         self.counters.decide_into(now, request.charge, &touched.cells, &mut outcomes, watching);
         let (rules, metrics) = (&active.policy.rules, &active.metrics);
-        let (mut decision, deciding) = decision::conclude(request, now, &touched, &outcomes, &failing, rules, metrics);
+        let decided = Decided::by_memory(&failing);
+        let (mut decision, deciding) = decision::conclude(request, now, &touched, &outcomes, decided, rules, metrics);
         if let Some(queues) = queues {
             self.hold(queues, &mut decision, &touched, &outcomes);
         }
@@ -212,8 +221,8 @@ impl Limiter {
         let charge = failing.charge(request.charge, touched);
         self.counters.decide_into(now, charge, &touched.cells, &mut outcomes, None);
         failing.settle(&touched.cells, &mut outcomes);
-        let (mut decision, _) =
-            decision::conclude(request, now, touched, &outcomes, failing, &active.policy.rules, &active.metrics);
+        let (decided, rules) = (Decided::by_memory(failing), &active.policy.rules);
+        let (mut decision, _) = decision::conclude(request, now, touched, &outcomes, decided, rules, &active.metrics);
         if let Some(queues) = queues {
             self.hold(queues, &mut decision, touched, &outcomes);
         }
@@ -251,14 +260,15 @@ impl Limiter {
         if request.charge != Charge::Commit || shapes {
             return None;
         }
-        let mut judging = Judging::new(precise, &self.counters, now, active, touched, failing);
+        let mut judging = Judging::new(precise, self.memories(), now, active, touched, failing);
         if !judging.at_once() {
             return None;
         }
-        let Judging { failing, mut outcomes, .. } = judging;
+        let Judging { failing, mut outcomes, sources, .. } = judging;
         failing.settle(&touched.cells, &mut outcomes);
         let (rules, metrics) = (&active.policy.rules, &active.metrics);
-        Some(decision::conclude(request, now, touched, &outcomes, &failing, rules, metrics).0)
+        let decided = Decided { failing: &failing, sources: &sources };
+        Some(decision::conclude(request, now, touched, &outcomes, decided, rules, metrics).0)
     }
 
     /// Decides a request of which memory alone cannot. Waits for Redis no longer than its deadline is.
@@ -280,7 +290,7 @@ impl Limiter {
             // It was left alone only now.
             return self.decide_in_memory(&active, request, &touched, &failing, now);
         }
-        let mut judging = Judging::new(precise, &self.counters, now, &active, &touched, failing);
+        let mut judging = Judging::new(precise, self.memories(), now, &active, &touched, failing);
         let charged = match request.charge {
             Charge::Commit => judging.prepare().await,
             Charge::Peek => judging.peek().await,
@@ -291,14 +301,18 @@ impl Limiter {
         if let Some(charged) = charged {
             judging.finish(charged);
         }
-        let Judging { failing, mut outcomes, .. } = judging;
+        let Judging { failing, mut outcomes, sources, .. } = judging;
         failing.settle(&touched.cells, &mut outcomes);
-        let (mut decision, _) =
-            decision::conclude(request, now, &touched, &outcomes, &failing, &active.policy.rules, &active.metrics);
+        let (decided, rules) = (Decided { failing: &failing, sources: &sources }, &active.policy.rules);
+        let (mut decision, _) = decision::conclude(request, now, &touched, &outcomes, decided, rules, &active.metrics);
         if let Some(queues) = queues {
             self.hold(queues, &mut decision, &touched, &outcomes);
         }
         decision
+    }
+
+    fn memories(&self) -> Memories<'_> {
+        Memories { counters: &self.counters, spent: self.spent.as_ref() }
     }
 
     fn touch<'a>(&self, active: &'a Active, request: &Request<'a>, matches: &Matches, touched: &mut Touched<'a>) {

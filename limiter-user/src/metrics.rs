@@ -41,8 +41,8 @@ use self::durations::{ConstDurations, Durations};
 use crate::{
     dataplane::MapUsage,
     identity::key_follower::FollowedState,
-    limiter::Kind,
-    policy::{BypassKind, FailurePolicy, Rule},
+    limiter::{CheckSource, Kind},
+    policy::{BypassKind, FailurePolicy, Precision, Rule},
     pressure,
     store::{
         breaker::BreakerState,
@@ -158,8 +158,10 @@ impl RememberedMetrics {
 /// Counters of one request rule, resolved once per policy.
 #[derive(Clone, Debug)]
 pub struct RuleMetrics {
-    /// By [`Kind`].
+    /// By [`Kind`], of decisions from memory.
     decisions: [Counter; Kind::ALL.len()],
+    /// The same of other sources that the rule's precision has.
+    elsewhere: Vec<(CheckSource, [Counter; Kind::ALL.len()])>,
     shadow_denied: Counter,
     /// By [`FailurePolicy`].
     store_failures: [Counter; FailurePolicy::ALL.len()],
@@ -169,12 +171,15 @@ pub struct RuleMetrics {
 }
 
 impl RuleMetrics {
-    pub fn count(&self, kind: Kind) {
-        self.decisions[kind as usize].inc();
+    pub fn count(&self, kind: Kind, source: CheckSource) {
+        let elsewhere = self.elsewhere.iter().find(|(other, _)| *other == source);
+        elsewhere.map_or(&self.decisions, |(_, decisions)| decisions)[kind as usize].inc();
     }
 
+    /// From wherever.
     pub fn decided(&self, kind: Kind) -> u64 {
-        self.decisions[kind as usize].get()
+        let elsewhere: u64 = self.elsewhere.iter().map(|(_, decisions)| decisions[kind as usize].get()).sum();
+        self.decisions[kind as usize].get() + elsewhere
     }
 
     /// A request came while the rule's counter could not be shared.
@@ -243,7 +248,6 @@ const CHECK_BUCKETS_NS: [u64; 14] = [
     10_000_000,
 ];
 
-const MEMORY: &str = "memory";
 /// The rule label of requests that no rule applies to.
 const NO_RULE: &str = "";
 
@@ -289,7 +293,8 @@ impl Metrics {
             EventKind::ALL.iter().map(|kind| events.get_or_create(&EventLabels { kind: kind.as_str() }).clone());
         let events = events.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!("one a kind"));
         let without_rule = Kind::ALL.iter().map(|kind| {
-            let labels = CheckLabels { rule: NO_RULE.into(), decision: kind.as_str(), source: MEMORY };
+            let labels =
+                CheckLabels { rule: NO_RULE.into(), decision: kind.as_str(), source: CheckSource::Memory.as_str() };
             checks.get_or_create(&labels).clone()
         });
         let without_rule = without_rule.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!("one a kind"));
@@ -311,12 +316,23 @@ impl Metrics {
         }
     }
 
-    /// The counters of a rule. They go on where they were when a policy is loaded again.
+    /// The counters of a rule that memory decides. They go on where they were when a policy is loaded again.
     pub fn rule(&self, id: &str) -> RuleMetrics {
-        let counter =
-            |decision| self.checks.get_or_create(&CheckLabels { rule: id.into(), decision, source: MEMORY }).clone();
-        let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str())).collect();
-        let decisions = decisions.try_into().unwrap_or_else(|_| unreachable!("one a kind"));
+        self.rule_from(id, CheckSource::of(Precision::Async))
+    }
+
+    fn rule_from(&self, id: &str, sources: &[CheckSource]) -> RuleMetrics {
+        let counter = |decision, source: CheckSource| {
+            let labels = CheckLabels { rule: id.into(), decision, source: source.as_str() };
+            self.checks.get_or_create(&labels).clone()
+        };
+        let of = |source: CheckSource| {
+            let decisions: Vec<Counter> = Kind::ALL.iter().map(|kind| counter(kind.as_str(), source)).collect();
+            decisions.try_into().unwrap_or_else(|_| unreachable!("one a kind"))
+        };
+        let elsewhere = sources.iter().filter(|source| **source != CheckSource::Memory);
+        let (decisions, elsewhere) =
+            (of(CheckSource::Memory), elsewhere.map(|source| (*source, of(*source))).collect());
         let failures = FailurePolicy::ALL.iter().map(|policy| {
             let labels = FailureLabels { rule: id.into(), policy: policy.as_str() };
             self.store_failures.get_or_create(&labels).clone()
@@ -325,12 +341,14 @@ impl Metrics {
         let store_failures = store_failures.try_into().unwrap_or_else(|_| unreachable!("one a policy"));
         let overshoot = self.overshoot.get_or_create(&RuleLabels { rule: id.into() }).clone();
         let overshoot_from = UnixMicros::new(0);
-        RuleMetrics { decisions, shadow_denied: counter("shadow_denied"), store_failures, overshoot, overshoot_from }
+        let shadow_denied = counter("shadow_denied", CheckSource::Memory);
+        RuleMetrics { decisions, elsewhere, shadow_denied, store_failures, overshoot, overshoot_from }
     }
 
     /// The same of a rule of a policy that is put in force at `loaded_at`.
     pub fn rule_in_force(&self, rule: &Rule, loaded_at: UnixMicros) -> RuleMetrics {
-        RuleMetrics { overshoot_from: self.overshoot_from(rule, loaded_at), ..self.rule(&rule.id) }
+        let counters = self.rule_from(&rule.id, CheckSource::of(rule.precision));
+        RuleMetrics { overshoot_from: self.overshoot_from(rule, loaded_at), ..counters }
     }
 
     /// Two windows after the rule's limits changed; at once where it is new.
@@ -604,7 +622,11 @@ fn encode_shared(encoder: &mut DescriptorEncoder<'_>, shared: &Shared) -> fmt::R
         ConstCounter::new(count).encode(family.encode_family(&[("result", result)])?)?;
     }
     for (name, help, value) in [
-        ("sync_lost_counters", "Counters that Redis knew less of than it had confirmed", sync.lost_counters),
+        (
+            "sync_lost_counters",
+            "Counters that Redis knew less of than it had confirmed or said",
+            sync.lost_counters + calls.restored_counters,
+        ),
         ("sync_refused_counters", "Counters that Redis refused or answered unintelligibly", sync.refused_counters),
         ("sync_ahead", "Counts of windows that had not begun by Redis' clock", sync.ahead),
         ("sync_batches", "Batches of counters that Redis took", sync.batches),

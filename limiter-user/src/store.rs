@@ -171,7 +171,7 @@ impl CellRef<'_> {
         Cell { key, algorithm: self.algorithm, cost: self.cost, enforced: self.enforced }
     }
 
-    fn key(&self) -> CounterKey {
+    pub(crate) fn key(&self) -> CounterKey {
         CounterKey { identity: self.identity.to_owned(), rule: self.rule.clone() }
     }
 
@@ -179,8 +179,13 @@ impl CellRef<'_> {
         self.rule == other.rule && self.identity == other.identity
     }
 
+    /// Where the hash of a counter leads.
+    pub(crate) fn hash(&self) -> u64 {
+        self.identity.hash() ^ self.rule.hash_of_text().rotate_left(17)
+    }
+
     #[inline]
-    fn is_of(&self, key: &CounterKey) -> bool {
+    pub(crate) fn is_of(&self, key: &CounterKey) -> bool {
         *self.rule == key.rule && self.identity == key.identity.borrowed()
     }
 }

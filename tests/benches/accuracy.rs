@@ -2,13 +2,13 @@
 //!
 //! Each has its own connections to one real redis-server, and all ask for one key: evenly, or one of them most of the time.
 //! First a limit that is used up once, which says exactly how much too much or too little was admitted; then windows of a
-//! second under a load of twice the limit, which say what is left unused while it lasts.
+//! second under a load of twice the limit, which say what is left unused while it lasts, and how many calls of Redis that took.
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use limiter_tests::{
-    bench::{Goal, Row, only, report},
+    bench::{Goal, Row, Table, only},
     fleet_node::{FleetNode, user},
     redis_server::RedisServer,
 };
@@ -34,6 +34,13 @@ const STEADY_WINDOWS: u64 = 5;
 const NEVER_ABOVE: Goal = Goal::AtMost(1.0);
 const USABLE: Goal = Goal::AtLeast(0.97);
 
+/// What was asked, and what was admitted of it.
+#[derive(Clone, Copy, Default)]
+struct Driven {
+    asked: u64,
+    admitted: u64,
+}
+
 struct Run {
     precision: &'static str,
     load: &'static str,
@@ -50,20 +57,19 @@ impl Run {
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let rows = runtime.expect("a runtime").block_on(measure());
-    report("accuracy", &rows);
+    runtime.expect("a runtime").block_on(measure()).finish();
 }
 
-async fn measure() -> Vec<Row> {
+async fn measure() -> Table {
     let server = RedisServer::start().await;
     let mut config = RedisConfig::new(server.url());
     // A machine that is busy with four nodes must not look like a Redis that does not answer.
     config.timeout = Duration::from_secs(2);
     let only = only();
     let wanted = |name: &str| only.as_ref().is_none_or(|part| name.contains(part.as_str()));
-    let mut rows: Vec<Row> =
-        LIMITS.iter().map(|limit| Row::new(format!("limit {limit}"), "units", *limit as f64)).collect();
-    let limits = rows.clone();
+    let mut rows = Table::new("accuracy");
+    let limits = LIMITS.map(|limit| Row::new(format!("limit {limit}"), "units", limit as f64));
+    limits.iter().for_each(|limit| rows.push(limit.clone()));
     for run in runs().filter(|run| wanted(&run.name())) {
         let limit = &limits[LIMITS.iter().position(|limit| *limit == run.limit).expect("one of them")];
         let (admitted, bound) = used_up_once(&run, &config).await;
@@ -93,11 +99,14 @@ async fn measure() -> Vec<Row> {
                     continue;
                 }
                 let run = Run { precision, load, shares, limit, interval: 50 };
-                let admitted = windows(&run, &config).await;
+                let (Driven { asked, admitted }, calls) = windows(&run, &config).await;
                 let whole = Row::new(format!("{name}: limit"), "units", (limit * STEADY_WINDOWS) as f64);
-                let row = Row::new(name, "units", admitted as f64).beside(&whole);
+                let row = Row::new(&name, "units", admitted as f64).beside(&whole);
                 rows.push(if precision == "leased" { row.goal(USABLE) } else { row });
                 rows.push(whole);
+                let asked = Row::new(format!("{name}: asked"), "requests", asked as f64);
+                rows.push(Row::new(format!("{name}: calls of redis"), "calls", calls as f64).beside(&asked));
+                rows.push(asked);
             }
         }
     }
@@ -140,7 +149,7 @@ async fn stop(nodes: Vec<Arc<FleetNode>>) {
     }
 }
 
-/// Asks `rate` times a second in all, by these shares, and counts what `admitted` is told of.
+/// Asks `rate` times a second in all, by these shares, and counts what is admitted while `counts` says so.
 async fn drive(
     run: &Run,
     nodes: &[Arc<FleetNode>],
@@ -148,32 +157,33 @@ async fn drive(
     rate: u64,
     time: Duration,
     counts: impl Fn(&FleetNode) -> bool + Clone + Send + Sync + 'static,
-) -> u64 {
+) -> Driven {
     let is_local = run.precision == "local";
     let clients = nodes.iter().zip(run.shares).enumerate().map(|(number, (node, share))| {
         let share = if is_local { if number == 0 { 100 } else { 0 } } else { share };
         let (node, subject, counts) = (Arc::clone(node), subject.clone(), counts.clone());
         tokio::spawn(async move {
-            let (watch, mut asked, mut admitted) = (Stopwatch::start(), 0, 0);
+            let (watch, mut due_before, mut driven) = (Stopwatch::start(), 0, Driven::default());
             while watch.elapsed() < time {
                 let due = u64::try_from(watch.elapsed().as_micros()).unwrap_or(u64::MAX) * rate * share / 100_000_000;
                 // A node that does not keep up asks as fast as it can.
-                let now = due.saturating_sub(asked).min(2_000);
-                asked = due;
-                let answers = join_all((0..now).map(|_| node.allows(&subject))).await;
-                if counts(&node) {
-                    admitted += answers.into_iter().filter(|allowed| *allowed).count() as u64;
-                }
+                let now = due.saturating_sub(due_before).min(2_000);
+                due_before = due;
+                // Each when it is answered: others that were asked with it may have to wait.
+                let answers = (0..now).map(async |_| u64::from(node.allows(&subject).await && counts(&node)));
+                driven.admitted += join_all(answers).await.into_iter().sum::<u64>();
+                driven.asked += now;
                 tokio::time::sleep(TICK).await;
             }
-            admitted
+            driven
         })
     });
-    let mut admitted = 0;
+    let mut all = Driven::default();
     for client in clients.collect::<Vec<_>>() {
-        admitted += client.await.expect("a client");
+        let Driven { asked, admitted } = client.await.expect("a client");
+        all = Driven { asked: all.asked + asked, admitted: all.admitted + admitted };
     }
-    admitted
+    all
 }
 
 /// What is admitted of a limit that is used up once, and the most that may be too much.
@@ -181,13 +191,13 @@ async fn used_up_once(run: &Run, config: &RedisConfig) -> (u64, u64) {
     let nodes = fleet(run, "1h", config).await;
     let subject = user(&run.name());
     let rate = (run.limit * 1000 / u64::try_from(USED_UP_IN.as_millis()).unwrap_or(u64::MAX)).max(20);
-    let mut admitted = drive(run, &nodes, &subject, rate, USED_UP_IN * 2, |_| true).await;
+    let mut admitted = drive(run, &nodes, &subject, rate, USED_UP_IN * 2, |_| true).await.admitted;
     // What a busy machine could not ask in time.
     for _ in 0..20 {
         if admitted >= run.limit {
             break;
         }
-        admitted += drive(run, &nodes, &subject, rate, USED_UP_IN / 3, |_| true).await;
+        admitted += drive(run, &nodes, &subject, rate, USED_UP_IN / 3, |_| true).await.admitted;
     }
     let bounds = nodes.iter().flat_map(|node| node.status.overshoot_bounds()).map(|(_, bound)| bound);
     let bound = bounds.max().unwrap_or(0);
@@ -195,15 +205,19 @@ async fn used_up_once(run: &Run, config: &RedisConfig) -> (u64, u64) {
     (admitted, bound)
 }
 
-/// What is admitted in whole windows of a second.
-async fn windows(run: &Run, config: &RedisConfig) -> u64 {
+/// What is admitted in whole windows of a second, of what is asked in them and around them, and how many calls of Redis all of
+/// that takes.
+async fn windows(run: &Run, config: &RedisConfig) -> (Driven, u64) {
     let nodes = fleet(run, "1s", config).await;
     let first = nodes[0].clock.now().get() / 1_000_000 + 2;
     let is_counted =
         move |node: &FleetNode| (first..first + STEADY_WINDOWS).contains(&(node.clock.now().get() / 1_000_000));
     let subject = user(&format!("steady {} {} {}", run.precision, run.load, run.limit));
     let time = Duration::from_secs(STEADY_WINDOWS + 3);
-    let admitted = drive(run, &nodes, &subject, run.limit * 2, time, is_counted).await;
+    let calls = || nodes.iter().map(|node| node.leases.store().calls().ok).sum::<u64>();
+    let before = calls();
+    let driven = drive(run, &nodes, &subject, run.limit * 2, time, is_counted).await;
+    let calls = calls() - before;
     stop(nodes).await;
-    admitted
+    (driven, calls)
 }

@@ -56,25 +56,58 @@ impl Row {
     }
 }
 
+/// The table of a benchmark that takes long: each row is printed as it comes.
+#[derive(Debug)]
+pub struct Table {
+    name: &'static str,
+    rows: Vec<Row>,
+}
+
+impl Table {
+    /// Of the benchmark of this name.
+    pub const fn new(name: &'static str) -> Self {
+        Self { name, rows: Vec::new() }
+    }
+
+    pub fn push(&mut self, row: Row) {
+        print(&row, 60);
+        self.rows.push(row);
+    }
+
+    /// Writes `target/bench/NAME.json`.
+    pub fn finish(self) {
+        write(self.name, &self.rows);
+    }
+}
+
 /// Prints the table and writes `target/bench/NAME.json`.
 ///
 /// # Panics
 ///
 /// When the file cannot be written.
-#[expect(clippy::print_stdout, reason = "a command-line program; the table is its result")]
 pub fn report(name: &str, rows: &[Row]) {
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
     for row in rows {
-        let Row { name, unit, value, beside, ratio, goal, met } = row;
-        let mut line = format!("{name:width$}  {value:>10.1} {unit:9}");
-        if let (Some(ratio), Some(beside)) = (ratio, beside) {
-            line += &format!("  {ratio:>6.2} x {beside}");
-        }
-        if let (Some(goal), Some(met)) = (goal, met) {
-            line += &format!(", goal {goal}: {}", if *met { "met" } else { "MISSED" });
-        }
-        println!("{line}");
+        print(row, width);
     }
+    write(name, rows);
+}
+
+#[expect(clippy::print_stdout, reason = "a command-line program; the table is its result")]
+fn print(row: &Row, width: usize) {
+    let Row { name, unit, value, beside, ratio, goal, met } = row;
+    let mut line = format!("{name:width$}  {value:>10.1} {unit:9}");
+    if let (Some(ratio), Some(beside)) = (ratio, beside) {
+        line += &format!("  {ratio:>6.2} x {beside}");
+    }
+    if let (Some(goal), Some(met)) = (goal, met) {
+        line += &format!(", goal {goal}: {}", if *met { "met" } else { "MISSED" });
+    }
+    println!("{line}");
+}
+
+#[expect(clippy::print_stdout, reason = "a command-line program; this is where its result is")]
+fn write(name: &str, rows: &[Row]) {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("../target"), PathBuf::from);
     let folder = target.join("bench");
     fs::create_dir_all(&folder).expect("make the folder of results");

@@ -54,6 +54,46 @@ fn shared(agents: [&Agent<'_>; 2]) {
 }
 
 #[test]
+fn metrics_say_what_decisions_were_made_from() {
+    let redis = runtime().block_on(RedisServer::start());
+    let policy: String = ["async", "local", "leased", "strict"]
+        .iter()
+        .map(|precision| {
+            format!(
+                "[[endpoints]]\nname = \"{precision}\"\nmatch = [\"/{precision}\"]\n[[rules]]\nid = \"{precision}\"\n\
+                 endpoint = \"{precision}\"\nscope = \"user\"\nlimit = 5\nwindow = \"1h\"\nprecision = \"{precision}\"\n"
+            )
+        })
+        .collect();
+    let configuration =
+        format!("[store]\nkind = \"redis\"\n[store.redis]\ntimeout = \"1s\"\nurls = [\"{}\"]\n", redis.url());
+    let setup = Setup::new(&configuration, &policy);
+    let agent = setup.start();
+    let counted = |rule: &str, decision: &str, source: &str| {
+        let labels = format!("rule=\"{rule}\",decision=\"{decision}\",source=\"{source}\"");
+        agent.metric(&format!("limiter_checks_total{{{labels}}}"))
+    };
+    for (rule, allows, denies) in [
+        ("async", "memory", &["memory"][..]),
+        ("local", "memory", &["memory"]),
+        ("leased", "lease", &["lease"]),
+        ("strict", "redis", &["redis", "remembered"]),
+    ] {
+        let ask = || agent.decide(json!({ "user": "u", "path": format!("/{rule}") }))["allowed"] == json!(true);
+        assert_eq!((0..5).map(|_| ask()).filter(|allowed| *allowed).count(), 5, "{rule}");
+        let mut denied = 0.0;
+        // A machine that is busy may forget a denial before the next request.
+        until("each source has denied", WAIT, || {
+            assert!(!ask(), "{rule}");
+            denied += 1.0;
+            denies.iter().all(|source| counted(rule, "denied", source) > 0.0).then_some(())
+        });
+        assert_eq!(counted(rule, "allowed", allows), 5.0, "{rule}");
+        assert_eq!(denies.iter().map(|source| counted(rule, "denied", source)).sum::<f64>(), denied, "{rule}");
+    }
+}
+
+#[test]
 fn a_key_used_on_two_agents_is_limited_as_one() {
     let runtime = runtime();
     let redis = runtime.block_on(RedisServer::start());

@@ -5,12 +5,14 @@ mod store {
     pub(crate) mod behaviour;
     mod chaos;
     mod clock_steps;
+    mod emptied;
     mod failures;
     mod hot_key;
     mod leased;
     mod local;
     mod near;
     mod redis_only;
+    mod remembered;
     mod shared_buckets;
     mod strict;
     mod sync_worker;

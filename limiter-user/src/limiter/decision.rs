@@ -5,7 +5,7 @@ use std::sync::Arc;
 use limiter_common::{rule::EnforcementMode, sliding_window::Outcome, time::UnixMicros};
 use smallvec::SmallVec;
 
-use super::{Request, Touched, Turn, failure::Failing};
+use super::{CheckSource, Request, Touched, Turn, failure::Failing};
 use crate::{
     metrics::RuleMetrics,
     policy::{BypassKind, FailurePolicy, Limit, Precision, ResponseTemplate, Rule, Scope},
@@ -103,13 +103,27 @@ fn is_tightened(request: &Request<'_>, touched: &Touched<'_>, rules: &[Rule], po
     whole != Limit::Limited(touched.cells[position].algorithm)
 }
 
+/// Who decided the counters of a request, where it was not memory as rules want it.
+#[derive(Clone, Copy)]
+pub(super) struct Decided<'a> {
+    pub(super) failing: &'a Failing,
+    /// By the places of the cells; empty where all are from memory.
+    pub(super) sources: &'a [CheckSource],
+}
+
+impl<'a> Decided<'a> {
+    pub(super) const fn by_memory(failing: &'a Failing) -> Self {
+        Self { failing, sources: &[] }
+    }
+}
+
 /// Also says which of the touched rules decided.
 pub(super) fn conclude(
     request: &Request<'_>,
     now: UnixMicros,
     touched: &Touched<'_>,
     outcomes: &[CellOutcome],
-    failing: &Failing,
+    Decided { failing, sources }: Decided<'_>,
     rules: &[Rule],
     metrics: &[RuleMetrics],
 ) -> (Decision, Option<usize>) {
@@ -180,7 +194,7 @@ pub(super) fn conclude(
         };
     }
     if request.charge == Charge::Commit {
-        metrics[index].count(decision.kind);
+        metrics[index].count(decision.kind, sources.get(position).copied().unwrap_or(CheckSource::Memory));
     }
     decision.answer = Some(Answer {
         rule: Arc::clone(&rules[index].id),

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 
 pub(super) use self::key::Caller;
 use self::{key::Key, table::Table};
-use super::{AddressDenial, Answer, Decision, Kind, Request, Touched, select::Matches};
+use super::{AddressDenial, Answer, CheckSource, Decision, Kind, Request, Touched, select::Matches};
 use crate::{
     active::Active,
     policy::Scope,
@@ -208,7 +208,8 @@ impl Denial {
             AddressDenial { rule: Arc::clone(&rule.id), retry_after_us: ends.saturating_sub(now_us), covers_all }
         });
         let index = usize::from(self.rule);
-        active.metrics[index].count(self.kind);
+        // Only what memory says is remembered here.
+        active.metrics[index].count(self.kind, CheckSource::Memory);
         active.remembered.count();
         let (rule, view) = (&active.policy.rules[index], self.view);
         let answer = Answer {

@@ -6,15 +6,16 @@
 //! units can be put back; then Redis decides, and memory is charged last, so that a denial by Redis leaves nothing behind in
 //! what this node tells the others. Only where another request was quicker in memory meanwhile, Redis has to take back.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 use smallvec::SmallVec;
 
 use super::{
-    Touched,
+    CheckSource, Touched,
     failure::Failing,
+    spent::Spent,
     unanswered::{Instead, Unanswered},
 };
 use crate::{
@@ -22,7 +23,8 @@ use crate::{
     clock::Stopwatch,
     policy::Precision,
     store::{
-        At, Cell, CellOutcome, CellRef, Charge, Outcomes,
+        AsCell as _, At, Cell, CellOutcome, CellRef, Charge, Outcomes,
+        algorithm::View,
         lease::{Asked, Leases, Take},
         memory::{INLINE_CELLS, MemoryStore},
         passes,
@@ -42,6 +44,14 @@ pub struct Precise {
     pub leases: Leases,
 }
 
+/// What this node knows.
+#[derive(Clone, Copy)]
+pub(super) struct Memories<'a> {
+    pub(super) counters: &'a MemoryStore,
+    /// `None` where nothing is remembered.
+    pub(super) spent: Option<&'a Arc<Spent>>,
+}
+
 /// Places of a request's cells, by who decides them.
 type Places = SmallVec<[usize; INLINE_CELLS]>;
 /// What Redis was charged, and when by its clock.
@@ -52,6 +62,7 @@ type Cells<'a> = SmallVec<[CellRef<'a>; INLINE_CELLS]>;
 pub(super) struct Judging<'a, 'c> {
     precise: &'a Precise,
     counters: &'a MemoryStore,
+    spent: Option<&'a Arc<Spent>>,
     now: UnixMicros,
     active: &'a Active,
     touched: &'a Touched<'c>,
@@ -60,6 +71,8 @@ pub(super) struct Judging<'a, 'c> {
     /// Those whose counters cannot be shared.
     pub(super) failing: Failing,
     pub(super) outcomes: Outcomes,
+    /// Where those are from.
+    pub(super) sources: SmallVec<[CheckSource; INLINE_CELLS]>,
     /// Cells that memory decides, that leases decide, and that Redis decides.
     memory: Places,
     leased: Places,
@@ -82,7 +95,7 @@ enum Leased {
 impl<'a, 'c> Judging<'a, 'c> {
     pub(super) fn new(
         precise: &'a Precise,
-        counters: &'a MemoryStore,
+        Memories { counters, spent }: Memories<'a>,
         now: UnixMicros,
         active: &'a Active,
         touched: &'a Touched<'c>,
@@ -100,8 +113,10 @@ impl<'a, 'c> Judging<'a, 'c> {
             refused: Places::new(),
             taken: SmallVec::new(),
             outcomes: SmallVec::from_elem(nothing, touched.cells.len()),
+            sources: SmallVec::from_elem(CheckSource::Memory, touched.cells.len()),
             precise,
             counters,
+            spent,
             now,
             cells: touched.cells.clone(),
             active,
@@ -113,7 +128,7 @@ impl<'a, 'c> Judging<'a, 'c> {
     /// Decides without waiting, if that can be done.
     pub(super) fn at_once(&mut self) -> bool {
         if !self.strict.is_empty() {
-            return false;
+            return self.is_spent();
         }
         match self.take_leases() {
             Leased::Unknown => return false,
@@ -131,6 +146,10 @@ impl<'a, 'c> Judging<'a, 'c> {
         self.look_into_memory();
         if !self.pass(&self.memory) {
             self.guess();
+            return None;
+        }
+        // Others may have been denied since this one was found to need Redis.
+        if self.is_spent() {
             return None;
         }
         let mut rounds = 0;
@@ -201,6 +220,9 @@ impl<'a, 'c> Judging<'a, 'c> {
             }
         }
         self.ask_redis(Charge::Refund, &elsewhere).await;
+        if let Some(spent) = self.spent {
+            elsewhere.iter().for_each(|place| spent.forget(&self.cells[*place]));
+        }
         None
     }
 
@@ -277,10 +299,10 @@ impl<'a, 'c> Judging<'a, 'c> {
             match self.precise.leases.take(cell) {
                 Take::Taken { outcome, index, .. } => {
                     self.taken.push((place, index));
-                    self.outcomes[place] = outcome;
+                    (self.outcomes[place], self.sources[place]) = (outcome, CheckSource::Lease);
                 }
                 Take::Refused { outcome, .. } => {
-                    self.outcomes[place] = outcome;
+                    (self.outcomes[place], self.sources[place]) = (outcome, CheckSource::Lease);
                     if cell.enforced && result == Leased::Passes {
                         result = Leased::Denied;
                     }
@@ -292,6 +314,22 @@ impl<'a, 'c> Judging<'a, 'c> {
             self.put_back();
         }
         result
+    }
+
+    /// Whether Redis denied one of the counters that it decides a moment ago. Then nobody is asked.
+    fn is_spent(&mut self) -> bool {
+        let Some(spent) = self.spent else { return false };
+        let found = |place: &usize| spent.find(&self.cells[*place]).map(|outcome| (*place, outcome));
+        let found: SmallVec<[(usize, CellOutcome); INLINE_CELLS]> = self.strict.iter().filter_map(found).collect();
+        if !found.iter().any(|(place, _)| self.cells[*place].enforced) {
+            return false;
+        }
+        self.look_into_memory();
+        self.guess();
+        for (place, outcome) in found {
+            (self.outcomes[place], self.sources[place]) = (outcome, CheckSource::Remembered);
+        }
+        true
     }
 
     fn put_back(&mut self) {
@@ -334,6 +372,7 @@ impl<'a, 'c> Judging<'a, 'c> {
                 keep.push(place);
                 continue;
             }
+            self.sources[place] = CheckSource::Memory;
             match self.instead_of_redis(place) {
                 Instead::Memory => self.memory.push(place),
                 Instead::Outcome(outcome) => {
@@ -351,7 +390,10 @@ impl<'a, 'c> Judging<'a, 'c> {
             return Vec::new();
         }
         let cells: Vec<Cell> = self.strict.iter().map(|place| self.cells[*place].to_owned()).collect();
-        let judged = match self.precise.redis.judge(At::StoreClock, Charge::Commit, &cells, time).await {
+        let asked = Stopwatch::start();
+        let heard = self.strict.iter().map(|place| self.counters.heard(self.now, &self.cells[*place]));
+        let heard: SmallVec<[Option<View>; INLINE_CELLS]> = heard.collect();
+        let judged = match self.precise.redis.charge_knowing(&cells, &heard, time).await {
             Ok(judged) => judged,
             Err(error) => {
                 tracing::debug!(target: "limiter::store", %error, "decided by what this node knows");
@@ -360,8 +402,11 @@ impl<'a, 'c> Judging<'a, 'c> {
             }
         };
         for (place, judged) in self.strict.iter().zip(&judged) {
-            self.outcomes[*place] = judged.outcome;
+            (self.outcomes[*place], self.sources[*place]) = (judged.outcome, CheckSource::Redis);
             self.counters.inform(&self.cells[*place], judged.view, judged.at);
+            if let Some(spent) = self.spent {
+                spent.see(&self.cells[*place], judged, asked);
+            }
         }
         let outcomes: Vec<CellOutcome> = judged.iter().map(|judged| judged.outcome).collect();
         if !passes(&cells, &outcomes) {
@@ -407,10 +452,13 @@ impl<'a, 'c> Judging<'a, 'c> {
     }
 
     fn take_back(&self, charged: Charged) {
-        let redis = self.precise.redis.clone();
+        let (redis, spent) = (self.precise.redis.clone(), self.spent.cloned());
         tokio::spawn(async move {
             if let Err(error) = redis.take_back(&charged, TAKE_BACK_WITHIN).await {
                 tracing::debug!(target: "limiter::store", %error, "a request that was denied stays charged");
+            }
+            if let Some(spent) = spent {
+                charged.iter().for_each(|(cell, _)| spent.forget(&cell.as_cell()));
             }
         });
     }

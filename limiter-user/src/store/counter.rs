@@ -217,6 +217,23 @@ impl Counter {
         }
     }
 
+    /// What the shared store said last, in the window that it said it of, without what this node has admitted by itself. `None`
+    /// where that is not known apart, or of another algorithm.
+    pub(super) fn heard(&self, algorithm: &Algorithm, now_us: u64) -> Option<View> {
+        match (&self.state, algorithm.kind()) {
+            (State::Windows { counts, .. }, Kind::Windows) if self.window_us == algorithm.window_us() => {
+                Some(View::Windows(counts.counts_of_others()))
+            }
+            (State::Bucket { bucket, .. }, Kind::Bucket(_)) if !bucket.has_own_counts() => {
+                Some(View::Bucket { tat_ns: bucket.tat_ns() })
+            }
+            (State::Log { tag, log, .. }, Kind::Log(_)) if !log.has_own(*tag) => {
+                Some(Self::view_of_log(log, algorithm, now_us, 0))
+            }
+            (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => None,
+        }
+    }
+
     /// Moves the counter to `now_us`, and to the algorithm and window that its rule has by now. Returns how much of this
     /// node's own counts was never confirmed and weighs nothing any more, but somebody may want to know.
     ///

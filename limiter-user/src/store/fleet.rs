@@ -1,23 +1,52 @@
-//! How many nodes there are.
+//! How many nodes share counters, as far as one of them has heard.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
 
-/// Until one has heard.
-const UNKNOWN: u32 = 4;
+/// Reckoned with until one has heard, where it is better to reckon with too many.
+const UNHEARD: u64 = 4;
 
-/// Of this process: whatever shares counters in it is one node among the same others.
-static LIVE_NODES: AtomicU32 = AtomicU32::new(UNKNOWN);
+/// Of one node. Cheap to clone; all clones know the same.
+#[derive(Clone, Debug, Default)]
+pub struct Fleet(Arc<AtomicU32>);
 
-/// How many nodes use a counter, as far as one is known to the others.
-///
-/// No limit depends on it ([`RedisStore::live_nodes`](super::redis::RedisStore::live_nodes) is for that). It decides how large a
-/// lease may be while little is left, how soon counters near their ceilings are shared, and what is said of the most that
-/// `async` may let through.
-#[inline]
-pub fn live_nodes() -> u64 {
-    u64::from(LIVE_NODES.load(Ordering::Relaxed))
+impl Fleet {
+    /// By which limits are divided; 1 before it has heard of others.
+    #[inline]
+    pub fn live_nodes(&self) -> u32 {
+        self.0.load(Ordering::Relaxed).max(1)
+    }
+
+    /// By which it is decided how large a lease may be while little is left, how soon counters near their ceilings are shared,
+    /// and what is said of the most that `async` may let through. No limit depends on it.
+    #[inline]
+    pub fn reckoned(&self) -> u64 {
+        match self.0.load(Ordering::Relaxed) {
+            0 => UNHEARD,
+            nodes => nodes.into(),
+        }
+    }
+
+    /// There are so many, until it hears otherwise.
+    pub fn heard(&self, live_nodes: u32) {
+        self.0.store(live_nodes.max(1), Ordering::Relaxed);
+    }
 }
 
-pub(super) fn heard(live_nodes: u32) {
-    LIVE_NODES.store(live_nodes.max(1), Ordering::Relaxed);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_knows_what_it_has_heard() {
+        let (one, other) = (Fleet::default(), Fleet::default());
+        assert_eq!((one.live_nodes(), one.reckoned()), (1, UNHEARD));
+        one.clone().heard(7);
+        assert_eq!((one.live_nodes(), one.reckoned()), (7, 7));
+        assert_eq!((other.live_nodes(), other.reckoned()), (1, UNHEARD));
+        one.heard(0);
+        assert_eq!((one.live_nodes(), one.reckoned()), (1, 1));
+    }
 }

@@ -32,10 +32,7 @@ pub use self::{
     holding::{Lent, Statement, Take},
     stats::LeaseStats,
 };
-use super::{
-    AsCell as _, Cell, CellOutcome, CellRef, CounterKey, StoreError, algorithm::View, fleet::live_nodes,
-    redis::RedisStore,
-};
+use super::{AsCell as _, Cell, CellOutcome, CellRef, CounterKey, StoreError, algorithm::View, redis::RedisStore};
 use crate::clock::{SharedClock, Stopwatch};
 
 mod holding;
@@ -65,17 +62,17 @@ const AWAY_AFTER: Duration = Duration::from_secs(3);
 pub struct LeaseConfig {
     /// For so long a holding should last.
     pub horizon: Duration,
-    /// Between two questions about a counter of which nothing was left.
+    /// Between two questions about a counter that has less than is wanted.
     pub spacing: Duration,
     /// After this time a counter that is spent is asked about again.
     pub look_again: Duration,
 }
 
 impl LeaseConfig {
-    /// Asks about a counter of which nothing is left as often as one near its ceiling is shared.
+    /// Asks about a counter at its ceiling as often as others are shared.
     pub fn with_sync_interval(sync_interval: Duration) -> Self {
         let (horizon, look_again) = (Duration::from_millis(500), Duration::from_millis(250));
-        Self { horizon, spacing: sync_interval / 4, look_again }
+        Self { horizon, spacing: sync_interval, look_again }
     }
 }
 
@@ -157,11 +154,6 @@ impl Shard {
     }
 }
 
-/// Where the hash of a counter leads.
-fn hash_of(cell: &CellRef<'_>) -> u64 {
-    cell.identity.hash() ^ cell.rule.hash_of_text().rotate_left(17)
-}
-
 fn hash_of_key(key: &CounterKey) -> u64 {
     key.identity.borrowed().hash() ^ key.rule.hash_of_text().rotate_left(17)
 }
@@ -208,7 +200,7 @@ impl Leases {
 
     /// Takes the cost of a cell out of what is held; asks for more in the background when little is left.
     pub fn take(&self, cell: &CellRef<'_>) -> Take {
-        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let (hash, local_us) = (cell.hash(), self.local_us());
         let mut shard = self.shard(hash);
         let Some(lease) = shard.get(hash, cell) else { return Take::Unknown };
         if !lease.holding.is_of(&cell.algorithm) {
@@ -235,7 +227,7 @@ impl Leases {
 
     /// Whether a request of this cost has to wait for Redis.
     pub fn lacks(&self, cell: &CellRef<'_>) -> bool {
-        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let (hash, local_us) = (cell.hash(), self.local_us());
         let mut shard = self.shard(hash);
         let lease = shard.get(hash, cell).filter(|lease| lease.holding.is_of(&cell.algorithm));
         lease.is_none_or(|lease| lease.holding.lacks(cell.cost, local_us))
@@ -243,7 +235,7 @@ impl Leases {
 
     /// Gives back what a request took in the window of this index and was not allowed to use.
     pub fn put_back(&self, cell: &CellRef<'_>, index: u64) {
-        let hash = hash_of(cell);
+        let hash = cell.hash();
         if let Some(lease) = self.shard(hash).get(hash, cell) {
             lease.holding.put_back(index, cell.cost);
         }
@@ -251,7 +243,7 @@ impl Leases {
 
     /// Gives back what this node's requests have used, at most.
     pub fn refund(&self, cell: &CellRef<'_>) -> Option<CellOutcome> {
-        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let (hash, local_us) = (cell.hash(), self.local_us());
         let mut shard = self.shard(hash);
         let lease = shard.get(hash, cell)?;
         lease.holding.refund(cell.cost);
@@ -260,7 +252,7 @@ impl Leases {
 
     /// What a request would be told, as far as that is known here.
     pub fn peek(&self, cell: &CellRef<'_>) -> Option<CellOutcome> {
-        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let (hash, local_us) = (cell.hash(), self.local_us());
         let mut shard = self.shard(hash);
         let lease = shard.get(hash, cell).filter(|lease| lease.holding.is_of(&cell.algorithm))?;
         lease.holding.peek(cell.cost, local_us)
@@ -268,7 +260,7 @@ impl Leases {
 
     /// What the counter stands for by what Redis said last, and Redis' time.
     pub fn known(&self, cell: &CellRef<'_>) -> Option<(View, UnixMicros)> {
-        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let (hash, local_us) = (cell.hash(), self.local_us());
         let mut shard = self.shard(hash);
         let (view, now_us) = shard.get(hash, cell)?.holding.known(local_us)?;
         Some((view, UnixMicros::new(now_us)))
@@ -284,7 +276,7 @@ impl Leases {
     }
 
     fn join(&self, cell: &CellRef<'_>) -> Option<watch::Receiver<bool>> {
-        let (hash, local_us) = (hash_of(cell), self.local_us());
+        let (hash, local_us) = (cell.hash(), self.local_us());
         let mut shard = self.shard(hash);
         let is_current = shard.get(hash, cell).is_some_and(|lease| lease.holding.is_of(&cell.algorithm));
         if !is_current {
@@ -322,7 +314,7 @@ impl Leases {
     async fn exchange(&self, statements: &[(CounterKey, Statement)]) -> bool {
         let number = self.0.number.fetch_add(1, Ordering::Relaxed);
         let sent_us = self.local_us();
-        let result = self.0.redis.lend(number, live_nodes(), statements, ANSWER_WITHIN).await;
+        let result = self.0.redis.lend(number, self.0.redis.fleet().reckoned(), statements, ANSWER_WITHIN).await;
         let received_us = self.local_us();
         let replies = match result {
             Ok(replies) => replies,

@@ -22,6 +22,7 @@ use super::{
     At, Cell, CellOutcome, CellRef, Charge, CounterKey, Store, StoreError,
     algorithm::View,
     counter::{Adopts, OwnTotals, SharedCounts},
+    fleet::Fleet,
 };
 use crate::clock::Clock;
 
@@ -147,6 +148,11 @@ impl MemoryStore {
     /// Until a counter has come near its ceiling, so that other nodes should hear of it soon.
     pub async fn nears_a_ceiling(&self) {
         self.near.heard().await;
+    }
+
+    /// With whom the counters are shared.
+    pub fn is_of(&self, fleet: &Fleet) {
+        self.near.is_of(fleet);
     }
 
     /// Everything that is queued is about to be shared.

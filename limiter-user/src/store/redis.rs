@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -32,14 +32,17 @@ use self::{
     calls::Calls,
     cluster::{Call, Cluster, Exchange},
     connection::{Connection, Route},
+    losses::Losses,
     mark::Marks,
-    script::Script,
+    script::{Beside, Script},
     sentinel::Sentinels,
     slot::slot,
 };
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
+    algorithm::View,
     counter::OwnTotals,
+    fleet::Fleet,
     lease::{Lent, Statement},
 };
 use crate::clock::Stopwatch;
@@ -53,6 +56,7 @@ mod examine;
 mod heartbeat;
 mod key;
 mod keys;
+mod losses;
 mod mark;
 mod outage;
 mod run;
@@ -97,7 +101,15 @@ struct Shared {
     marks: Marks,
     calls: Arc<Calls>,
     breakers: Arc<Breakers>,
-    live_nodes: Arc<AtomicU32>,
+    fleet: Fleet,
+    losses: Losses,
+}
+
+/// What a node knows of its servers, by whichever connections.
+#[derive(Debug, Default)]
+struct Common {
+    fleet: Fleet,
+    losses: Losses,
 }
 
 #[derive(Debug)]
@@ -109,21 +121,22 @@ enum Servers {
 impl RedisStore {
     /// Fails on an address that cannot be one, never because Redis is away: the first call connects.
     pub fn connect(config: &RedisConfig) -> Result<Self, RedisConfigError> {
-        Self::connect_counting(config, Arc::default(), Breakers::new(config.breaker), Arc::new(AtomicU32::new(1)))
+        Self::connect_knowing(config, Arc::default(), Breakers::new(config.breaker), Common::default())
     }
 
     /// The same servers by connections of its own, so that a request does not stand behind a batch, and with breakers of
     /// their own: a server that is too slow for a request may do for a batch. Calls are counted together.
     pub fn connect_beside(&self, config: &RedisConfig) -> Result<Self, RedisConfigError> {
         let (calls, breakers) = (Arc::clone(&self.0.calls), Breakers::beside(&self.0.breakers, config.breaker));
-        Self::connect_counting(config, calls, breakers, Arc::clone(&self.0.live_nodes))
+        let common = Common { fleet: self.0.fleet.clone(), losses: self.0.losses.clone() };
+        Self::connect_knowing(config, calls, breakers, common)
     }
 
-    fn connect_counting(
+    fn connect_knowing(
         config: &RedisConfig,
         calls: Arc<Calls>,
         breakers: Arc<Breakers>,
-        live_nodes: Arc<AtomicU32>,
+        Common { fleet, losses }: Common,
     ) -> Result<Self, RedisConfigError> {
         let refused = |error: redis::RedisError| RedisConfigError { reason: error.to_string() };
         let access = config.access()?;
@@ -164,7 +177,8 @@ impl RedisStore {
             marks: Marks::default(),
             calls,
             breakers,
-            live_nodes,
+            fleet,
+            losses,
         })))
     }
 
@@ -181,9 +195,14 @@ impl RedisStore {
         matches!(self.0.servers, Servers::Cluster(_))
     }
 
-    /// Changes with every new connection.
+    /// Changes with every new connection, and when Redis was found to have lost what it was told.
     pub(super) fn generation(&self) -> u64 {
-        self.0.generations.load(Ordering::Relaxed)
+        self.0.generations.load(Ordering::Relaxed) + self.0.losses.count()
+    }
+
+    /// Redis was found to have lost what it was told.
+    pub(super) fn has_lost(&self) {
+        self.0.losses.notice();
     }
 
     /// Shares totals, in one pipeline for each server; a reply each, in order. `number` is higher than that of all
@@ -444,11 +463,13 @@ impl Store for RedisStore {
 
 /// What is asked of one call of `decide.lua`.
 #[derive(Clone, Copy)]
-struct Question {
+struct Question<'a> {
     at: At,
     charge: Charge,
     /// Of a refund: when the cost was charged.
     charged_us: Option<u64>,
+    /// Of a charge: what was last heard of each counter. Empty where nobody says.
+    heard: &'a [Option<View>],
     deadline: Duration,
 }
 
@@ -466,20 +487,32 @@ impl RedisStore {
         cells: &[Cell],
         deadline: Duration,
     ) -> Result<Vec<Judged>, StoreError> {
-        self.ask(Question { at, charge, charged_us: None, deadline }, cells).await
+        self.ask(Question { at, charge, charged_us: None, heard: &[], deadline }, cells).await
+    }
+
+    /// Charges all cells or none, within the deadline. `heard` is what was last heard of each counter: one that Redis has lost
+    /// is that much from then on.
+    pub async fn charge_knowing(
+        &self,
+        cells: &[Cell],
+        heard: &[Option<View>],
+        deadline: Duration,
+    ) -> Result<Vec<Judged>, StoreError> {
+        let question = Question { at: At::StoreClock, charge: Charge::Commit, charged_us: None, heard, deadline };
+        self.ask(question, cells).await
     }
 
     /// Gives back what was charged at these instants by the server's clock, and nothing that anybody else was charged since.
     pub async fn take_back(&self, cells: &[(Cell, UnixMicros)], deadline: Duration) -> Result<(), StoreError> {
         for (cell, charged) in cells {
             let charged_us = Some(charged.get());
-            let question = Question { at: At::StoreClock, charge: Charge::Refund, charged_us, deadline };
+            let question = Question { at: At::StoreClock, charge: Charge::Refund, charged_us, heard: &[], deadline };
             self.ask(question, std::slice::from_ref(cell)).await?;
         }
         Ok(())
     }
 
-    async fn ask(&self, question: Question, cells: &[Cell]) -> Result<Vec<Judged>, StoreError> {
+    async fn ask(&self, question: Question<'_>, cells: &[Cell]) -> Result<Vec<Judged>, StoreError> {
         let keys: Vec<Vec<u8>> = cells.iter().map(|cell| redis_key(&cell.key).into_bytes()).collect();
         match &self.0.servers {
             Servers::One(_) => self.decide(question, cells, &keys, CLOCK_SLOT).await,
@@ -490,22 +523,36 @@ impl RedisStore {
     /// One call of `decide.lua`, whose keys are all in one slot.
     async fn decide(
         &self,
-        question: Question,
+        question: Question<'_>,
         cells: &[Cell],
         keys: &[Vec<u8>],
         slot: u16,
     ) -> Result<Vec<Judged>, StoreError> {
         const OPERATION: &str = "decide";
-        let Question { at, charge, charged_us, deadline } = question;
+        let Question { at, charge, charged_us, heard, deadline } = question;
         let now_us = match at {
             At::StoreClock => 0,
             At::Given(now) => now.get(),
         };
-        let command = script::decide(&self.0.decide, now_us, charge, cells, keys, charged_us);
+        let after_loss = self.0.losses.are_recent();
+        let beside = match charged_us {
+            Some(charged_us) => Beside::ChargedAt(charged_us),
+            None if heard.len() == cells.len() => Beside::Heard { views: heard, after_loss },
+            None => Beside::Nothing,
+        };
+        let command = script::decide(&self.0.decide, now_us, charge, cells, keys, &beside);
         let mut replies = self.run(OPERATION, &self.0.decide, vec![Call { slot, command }], deadline).await?;
         let Some(reply) = replies.pop() else { return Err(self.bad_reply(OPERATION, "no reply".to_owned())) };
         let decided = script::decided(reply?, charge, cells).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
         self.0.calls.values_replaced(decided.replaced);
+        self.0.calls.counters_restored(decided.restored);
+        if decided.restored > 0 && self.0.losses.notice() {
+            tracing::warn!(
+                target: "limiter::store",
+                redis = self.0.name,
+                "redis has lost counters: they go on from what this node last heard of them"
+            );
+        }
         Ok(decided.cells)
     }
 }

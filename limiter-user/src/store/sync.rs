@@ -17,7 +17,6 @@ use self::{bound::Bounds, live_nodes::LiveNodes, offset::OffsetBounds, servers::
 use super::{
     CounterKey, StoreError,
     counter::{Adopts, OwnState, OwnTotals},
-    fleet,
     memory::MemoryStore,
     redis::{RedisStore, SyncReply},
 };
@@ -37,7 +36,8 @@ pub struct SyncConfig {
     pub interval: Duration,
     /// Counters in one pipeline.
     pub batch: usize,
-    /// How long one pipeline may take. Longer than a request would wait: nobody waits for it.
+    /// How long one pipeline may take. Longer than a request would wait, since nobody waits for it: a server at the other end
+    /// of a continent is one to share with.
     pub batch_deadline: Duration,
     /// Between two times that this node says that it is alive, and asks for Redis' clock and the other nodes.
     pub heartbeat: Duration,
@@ -48,7 +48,7 @@ impl Default for SyncConfig {
         Self {
             interval: Duration::from_millis(50),
             batch: 512,
-            batch_deadline: Duration::from_millis(100),
+            batch_deadline: Duration::from_millis(250),
             heartbeat: Duration::from_secs(1),
         }
     }
@@ -152,6 +152,7 @@ pub struct SyncWorker {
     servers: Servers,
     clock_is_set: bool,
     nodes: LiveNodes,
+    refills_at_beat: u64,
     /// By which requests are decided.
     beside: Option<RedisStore>,
     batch: Vec<OwnTotals>,
@@ -171,16 +172,20 @@ impl std::fmt::Debug for SyncWorker {
 impl SyncWorker {
     /// `memory` should be [`MemoryStore::shared`] and take its time from `clock`.
     pub fn new(memory: Arc<MemoryStore>, redis: RedisStore, clock: Arc<SharedClock>, config: SyncConfig) -> Self {
+        memory.is_of(redis.fleet());
+        let status = SyncStatus::default();
+        status.0.lock().bounds.is_of(redis.fleet());
         Self {
             memory,
             redis,
             clock,
             config: SyncConfig { batch: config.batch.max(1), ..config },
             number: 0,
-            status: SyncStatus::default(),
+            status,
             servers: Servers::default(),
             clock_is_set: false,
             nodes: LiveNodes::new("", config.heartbeat),
+            refills_at_beat: 0,
             beside: None,
             batch: Vec::new(),
             refilling: 0,
@@ -275,6 +280,13 @@ impl SyncWorker {
         self.memory.stats().queued == 0
     }
 
+    /// The first one, for which a node that starts waits: a server that is far away has the time to be connected to as well.
+    pub async fn first_round(&mut self, within: Duration) {
+        let usual = std::mem::replace(&mut self.config.batch_deadline, within);
+        self.round().await;
+        self.config.batch_deadline = usual;
+    }
+
     /// One exchange with Redis: everything that was queued when it began.
     pub async fn round(&mut self) {
         let start = Stopwatch::start();
@@ -335,9 +347,16 @@ impl SyncWorker {
     async fn beat(&mut self) -> Result<(), StoreError> {
         let start = self.clock.local();
         let heard = self.redis.beat(self.nodes.name(), self.nodes.lasts(), self.config.batch_deadline).await?;
+        // What else it has lost shows only as far as it is asked for.
+        if self.nodes.is_forgotten(heard.was_known)
+            && self.redis.generation() == self.server.generation
+            && self.refills_at_beat == self.status.0.lock().stats.refills
+        {
+            self.refill("redis does not know this node any more", self.redis.server_of_clock().map(|name| vec![name]));
+        }
+        self.refills_at_beat = self.status.0.lock().stats.refills;
         let live_nodes = self.nodes.heard(heard.live_nodes);
         self.redis.set_live_nodes(live_nodes);
-        fleet::heard(live_nodes);
         self.take_time(heard.now_us, start);
         Ok(())
     }
@@ -436,6 +455,7 @@ impl SyncWorker {
 
     /// Sends what these servers should have, or all of them.
     fn refill(&mut self, reason: &'static str, servers: Option<Vec<String>>) {
+        self.redis.has_lost();
         let servers = servers.filter(|_| self.redis.is_cluster());
         let is_wanted = |key: &CounterKey| match &servers {
             None => true,

@@ -61,7 +61,7 @@ async fn until_counted(server: &RedisServer, expected: u64) {
     .await;
 }
 
-async fn script_calls(server: &RedisServer) -> u64 {
+pub(crate) async fn script_calls(server: &RedisServer) -> u64 {
     let stats: String = server.run(&["INFO", "commandstats"]).await;
     let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).map(str::to_owned);
     line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0)

@@ -60,6 +60,10 @@ impl WindowState {
         }
     }
 
+    pub(super) const fn counts_of_others(&self) -> Counts {
+        Counts { index: self.index, previous: self.others.previous, current: self.others.current }
+    }
+
     /// Those of this node alone.
     pub(super) const fn own_counts(&self) -> Counts {
         Counts { index: self.index, previous: self.own.previous, current: self.own.current }

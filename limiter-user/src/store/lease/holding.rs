@@ -5,12 +5,20 @@ use limiter_common::sliding_window::{Counts, Outcome};
 
 use crate::store::{Algorithm, CellOutcome, algorithm::View};
 
+/// Of a window, the questions of one node that keep their distance. What is left when it ends is about as much as one of them
+/// would get.
+const SPACINGS_OF_WINDOW: u64 = 128;
+/// Questions that need not keep their distance, though there is less than is wanted: enough to take a quarter of a thousand
+/// units, of what is left a quarter, and so on, up to the last one.
+const SCARCE_AT_ONCE: u64 = 32;
+
 /// What holds for all holdings of this node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     /// For so long a holding should last, and for an eighth of a window at most.
     pub(super) horizon_us: u64,
-    /// Between two questions about a counter of which nothing was left.
+    /// Between two questions about a counter of which nothing was left, or over and over less than was wanted; and a small
+    /// part of a window at most.
     pub(super) spacing_us: u64,
     /// After this time a counter that is spent is looked at again: others may have given back what they did not use.
     pub(super) look_again_us: u64,
@@ -84,6 +92,8 @@ pub(super) struct Holding {
     told: Option<Told>,
     /// No question before.
     ask_from_us: u64,
+    /// When as many questions would have been asked, that far from each other, as were answered with less than was wanted.
+    scarce_us: u64,
     /// When it last asked, and how long the answer took.
     asked_us: u64,
     round_trip_us: u64,
@@ -115,6 +125,7 @@ impl Holding {
             ends_us: 0,
             told: None,
             ask_from_us: 0,
+            scarce_us: 0,
             asked_us: 0,
             round_trip_us: 0,
             demand: 0,
@@ -340,9 +351,23 @@ impl Holding {
         self.ends_us = sent_us.saturating_add(end_us.saturating_sub(now_us));
         self.round_trip_us = received_us.saturating_sub(sent_us);
         self.told = Some(Told { counts, now_us, received_us });
-        let nothing_left = self.algorithm.remaining(self.view(counts, now_us), now_us) == 0;
-        self.ask_from_us =
-            if nothing_left { received_us.saturating_add(terms.spacing_us.min(window_us / 200)) } else { 0 };
+        self.ask_from_us = if granted < sent.want {
+            let nothing_left = self.algorithm.remaining(self.view(counts, now_us), now_us) == 0;
+            self.next_of_scarce(nothing_left, received_us, terms.spacing_us.min(window_us / SPACINGS_OF_WINDOW))
+        } else {
+            0
+        };
+    }
+
+    /// From when on to ask again about a counter that has less than this node wants.
+    ///
+    /// While there is something, at once: few questions, each for a part of what is left, get all of it. A counter at its
+    /// ceiling goes on to have a little, as time passes; questions about that keep their distance, since what nobody took out
+    /// yet is there for the next one.
+    fn next_of_scarce(&mut self, nothing_left: bool, received_us: u64, spacing_us: u64) -> u64 {
+        self.scarce_us = self.scarce_us.max(received_us).saturating_add(spacing_us);
+        let at_once = self.scarce_us.saturating_sub(spacing_us.saturating_mul(SCARCE_AT_ONCE));
+        if nothing_left { at_once.max(received_us.saturating_add(spacing_us)) } else { at_once }
     }
 
     /// Whether nothing is held here and nobody has wanted anything for a minute or so.
@@ -436,6 +461,39 @@ mod tests {
         assert_eq!(holding.take(&ALGORITHM, 1, LOCAL + 51 * SECOND, &TERMS), Take::Unknown);
         let never = holding.take(&ALGORITHM, 1001, LOCAL, &TERMS);
         assert!(matches!(never, Take::Refused { outcome: CellOutcome { outcome: Outcome::Never, .. }, .. }));
+    }
+
+    #[test]
+    fn a_counter_at_its_ceiling_is_asked_about_now_and_then() {
+        const WINDOW: u64 = SECOND;
+        let algorithm = Algorithm::sliding_window(WINDOW, 10_000);
+        let mut holding = Holding::new(7, algorithm);
+        let (mut asked, mut taken, mut left) = (0_u64, 0_u64, 1000_u64);
+        // Ten requests a millisecond, of which five can be allowed: others use the rest.
+        for number in 0..20_000_u64 {
+            let local_us = LOCAL + number * 100;
+            left += u64::from(number.is_multiple_of(2));
+            let take = match holding.take(&algorithm, 1, local_us, &TERMS) {
+                Take::Unknown => {
+                    asked += 1;
+                    let statement = holding.ask(1, local_us, &TERMS);
+                    let granted = statement.need.max(statement.want.min(left / 4)).min(left);
+                    left -= granted;
+                    let now_us = STORE + number * 100;
+                    let index = now_us / WINDOW;
+                    let own_current = if index == statement.index { statement.current } else { 0 } + granted;
+                    let counts = Counts { index, previous: 0, current: 10_000 - left };
+                    let lent = Lent { now_us, granted, counts, own_current };
+                    holding.lent(&statement, &lent, local_us, local_us, &TERMS);
+                    holding.take(&algorithm, 1, local_us, &TERMS)
+                }
+                known @ (Take::Taken { .. } | Take::Refused { .. }) => known,
+            };
+            taken += u64::from(matches!(take, Take::Taken { .. }));
+        }
+        assert!(taken >= 10_900, "{taken} of 11000");
+        // 256 in two windows, and some at once.
+        assert!((200..350).contains(&asked), "{asked} questions");
     }
 
     #[test]

@@ -1,16 +1,20 @@
 //! Counters that come near their ceilings, which other nodes should hear of before the interval is over.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tokio::sync::Notify;
 
-use crate::store::fleet::live_nodes;
+use crate::store::fleet::Fleet;
 
 /// Told by requests, heard by whoever shares the counters.
 #[derive(Debug, Default)]
 pub(super) struct Near {
     is_told: AtomicBool,
     told: Notify,
+    fleet: OnceLock<Fleet>,
 }
 
 impl Near {
@@ -18,9 +22,18 @@ impl Near {
     /// have admitted as much meanwhile, it may be more than what remains. Where nothing remains, nobody admits more by it.
     #[inline]
     pub(super) fn consider(&self, remaining: u64, untold: u64) {
-        if remaining != 0 && remaining < untold.saturating_mul(live_nodes()) {
+        if remaining != 0 && untold != 0 && remaining < untold.saturating_mul(self.nodes()) {
             self.tell();
         }
+    }
+
+    fn nodes(&self) -> u64 {
+        self.fleet.get().map_or_else(|| Fleet::default().reckoned(), Fleet::reckoned)
+    }
+
+    /// The first is meant.
+    pub(super) fn is_of(&self, fleet: &Fleet) {
+        self.fleet.get_or_init(|| fleet.clone());
     }
 
     fn tell(&self) {

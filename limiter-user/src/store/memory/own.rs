@@ -14,6 +14,14 @@ pub struct OwnPart {
 }
 
 impl MemoryStore {
+    /// What the shared store said last of a counter, as far as it is known apart from what this node has admitted by itself.
+    pub fn heard(&self, now: UnixMicros, cell: &CellRef<'_>) -> Option<View> {
+        let hash = KeyHash::of(cell);
+        let shard = self.shard_of(hash);
+        let slot = shard.find(hash, cell);
+        shard.heard(slot, &cell.algorithm, now.get())
+    }
+
     /// Looks at a counter without changing it. `most` is the ceiling that the own part is held to, for the wait of a log.
     pub fn own_part(&self, now: UnixMicros, cell: &CellRef<'_>, most: u64) -> OwnPart {
         let hash = KeyHash::of(cell);

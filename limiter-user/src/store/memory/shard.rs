@@ -255,6 +255,11 @@ impl Shard {
         view
     }
 
+    /// See [`super::MemoryStore::heard`].
+    pub(super) fn heard(&self, slot: Option<SlotIndex>, algorithm: &Algorithm, now_us: u64) -> Option<View> {
+        self.counter(slot?)?.heard(algorithm, now_us)
+    }
+
     /// See [`super::MemoryStore::own_part`].
     pub(super) fn own_part(
         &self,

@@ -18,6 +18,7 @@ pub(super) struct Calls {
     bad_reply: AtomicU64,
     scripts_loaded: AtomicU64,
     replaced_values: AtomicU64,
+    restored_counters: AtomicU64,
     duration_us: AtomicU64,
     buckets: [AtomicU64; DURATION_BOUNDS_US.len() + 1],
 }
@@ -34,6 +35,8 @@ pub struct CallStats {
     pub scripts_loaded: u64,
     /// Keys that held something that is no counter.
     pub replaced_values: u64,
+    /// Counters that this node knew more of than Redis, which had lost them.
+    pub restored_counters: u64,
     /// Of all calls together.
     pub duration_us: u64,
     /// Calls by duration, not cumulated; see [`DURATION_BOUNDS_US`].
@@ -63,6 +66,10 @@ impl Calls {
         self.replaced_values.fetch_add(count, Ordering::Relaxed);
     }
 
+    pub(super) fn counters_restored(&self, count: u64) {
+        self.restored_counters.fetch_add(count, Ordering::Relaxed);
+    }
+
     pub(super) fn snapshot(&self) -> CallStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CallStats {
@@ -72,6 +79,7 @@ impl Calls {
             bad_reply: load(&self.bad_reply),
             scripts_loaded: load(&self.scripts_loaded),
             replaced_values: load(&self.replaced_values),
+            restored_counters: load(&self.restored_counters),
             duration_us: load(&self.duration_us),
             buckets: std::array::from_fn(|bucket| load(&self.buckets[bucket])),
         }

@@ -1,9 +1,6 @@
 //! Who is alive, and who can be shared with again: what a node asks servers beside sending its counts.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, Value};
@@ -20,7 +17,7 @@ use super::{
 };
 use crate::{
     clock::Stopwatch,
-    store::{StoreError, breaker::BreakerState},
+    store::{StoreError, breaker::BreakerState, fleet::Fleet},
 };
 
 /// What a heartbeat was answered.
@@ -29,18 +26,25 @@ pub struct Heard {
     pub now_us: u64,
     /// Nodes that are alive.
     pub live_nodes: u32,
+    /// Whether this one was known before.
+    pub was_known: bool,
 }
 
 impl RedisStore {
     /// How many nodes shared counters through this Redis when it last said so; 1 before that.
     #[inline]
     pub fn live_nodes(&self) -> u32 {
-        self.0.live_nodes.load(Ordering::Relaxed).max(1)
+        self.0.fleet.live_nodes()
+    }
+
+    /// Where that is kept.
+    pub fn fleet(&self) -> &Fleet {
+        &self.0.fleet
     }
 
     /// Reckons with so many until Redis says otherwise.
     pub fn set_live_nodes(&self, live_nodes: u32) {
-        self.0.live_nodes.store(live_nodes, Ordering::Relaxed);
+        self.0.fleet.heard(live_nodes);
     }
 
     /// Says that `node` is alive for so long; no time at all: that it leaves. Of a server that is left alone this is the probe,
@@ -72,9 +76,9 @@ impl RedisStore {
                 reply.unwrap_or_else(|| Err(self.bad_reply(OPERATION, "no reply".to_owned())))?
             }
         };
-        let (now_us, live_nodes) = redis::from_redis_value(reply)
+        let (now_us, live_nodes, known): (u64, u32, u8) = redis::from_redis_value(reply)
             .map_err(|misfit: redis::ParsingError| self.bad_reply(OPERATION, misfit.to_string()))?;
-        Ok(Heard { now_us, live_nodes })
+        Ok(Heard { now_us, live_nodes, was_known: known == 1 })
     }
 
     /// Tries the servers that are left alone and are due for that, all at once. `beats` says that the one with the heartbeats is

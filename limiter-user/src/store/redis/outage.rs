@@ -4,7 +4,7 @@
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
-use super::{BreakerCounts, RedisStore, Servers, connection::Connection, key::push_tag, slot::slot};
+use super::{BreakerCounts, CLOCK_SLOT, RedisStore, Servers, connection::Connection, key::push_tag, slot::slot};
 use crate::store::{IdentityRef, breaker::BreakerState};
 
 /// A server, as its breaker sees it.
@@ -57,6 +57,14 @@ impl RedisStore {
             Servers::Cluster(cluster) => {
                 cluster.known_node(slot_of(identity)).flatten().map(|node| node.name().to_owned())
             }
+        }
+    }
+
+    /// Of a cluster: the server that heartbeats are asked of.
+    pub(in crate::store) fn server_of_clock(&self) -> Option<String> {
+        match &self.0.servers {
+            Servers::One(_) => None,
+            Servers::Cluster(cluster) => cluster.known_node(CLOCK_SLOT).flatten().map(|node| node.name().to_owned()),
         }
     }
 

@@ -103,16 +103,29 @@ const fn code(algorithm: &Algorithm) -> u8 {
     }
 }
 
+/// What a call of `decide.lua` says beside what is decided.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Beside<'a> {
+    Nothing,
+    /// Of a refund: when the costs were charged, by the server's clock. Then nothing else is given back.
+    ChargedAt(u64),
+    /// Of a charge: what was last heard of each counter, and whether the server has lost some lately.
+    Heard {
+        views: &'a [Option<View>],
+        after_loss: bool,
+    },
+}
+
 /// A call of `decide.lua`.
 ///
-/// A refund can say when the cost was charged, by the server's clock: then nothing else is given back.
+/// `beside` has one part for each cell, if it is a charge.
 pub(super) fn decide(
     script: &Script,
     now_us: u64,
     charge: Charge,
     cells: &[Cell],
     keys: &[Vec<u8>],
-    charged_us: Option<u64>,
+    beside: &Beside<'_>,
 ) -> Cmd {
     let mut call = script.call(keys.len());
     for key in keys {
@@ -137,16 +150,36 @@ pub(super) fn decide(
         call.arg(code(algorithm)).arg(algorithm.window_us()).arg(algorithm.ceiling());
         call.arg(interval_ns).arg(max_delay_us).arg(cell.cost).arg(u8::from(cell.enforced));
     }
-    if let Some(charged_us) = charged_us {
-        call.arg(charged_us);
+    match beside {
+        Beside::ChargedAt(charged_us) if charge == 2 => {
+            call.arg(*charged_us);
+        }
+        Beside::Heard { views, after_loss } if charge == 1 => {
+            call.arg(u8::from(*after_loss));
+            for (cell, view) in cells.iter().zip(*views) {
+                call.arg(&heard(view.as_ref(), cell.algorithm.window_us()));
+            }
+        }
+        Beside::Nothing | Beside::ChargedAt(_) | Beside::Heard { .. } => {}
     }
     call
+}
+
+fn heard(view: Option<&View>, window_us: u64) -> [u64; 3] {
+    match view {
+        None => [0; 3],
+        Some(View::Windows(Counts { index, previous, current })) => [*index, *previous, *current],
+        Some(View::Bucket { tat_ns }) => [tat_ns / 1000, tat_ns % 1000, 0],
+        Some(View::Log { used, reset_us, .. }) => [*used, reset_us.saturating_sub(window_us), 0],
+    }
 }
 
 /// What `decide.lua` said.
 #[derive(Debug)]
 pub(super) struct Decided {
     pub(super) replaced: u64,
+    /// Counters that this node knew more of than the server.
+    pub(super) restored: u64,
     pub(super) cells: Vec<Judged>,
 }
 
@@ -161,8 +194,8 @@ pub struct Judged {
 
 pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<Decided, Misfit> {
     let numbers = integers(reply)?;
-    let (head, rest) = numbers.split_at_checked(2).ok_or("too short")?;
-    let (now_us, replaced) = (unsigned(head[0])?, unsigned(head[1])?);
+    let (head, rest) = numbers.split_at_checked(3).ok_or("too short")?;
+    let (now_us, replaced, restored) = (unsigned(head[0])?, unsigned(head[1])?, unsigned(head[2])?);
     if rest.len() != cells.len() * 4 {
         return Err(format!("{} numbers for {} counters", rest.len(), cells.len()));
     }
@@ -206,7 +239,7 @@ pub(super) fn decided(reply: Value, charge: Charge, cells: &[Cell]) -> Result<De
         outcomes.push(outcome);
         judged.push(Judged { outcome, view, at: UnixMicros::new(now_us) });
     }
-    Ok(Decided { replaced, cells: judged })
+    Ok(Decided { replaced, restored, cells: judged })
 }
 
 /// Windows and ceilings above what Lua can count are taken as that. Buckets are never so large.
@@ -384,19 +417,24 @@ mod tests {
             enforced: true,
         });
         let keys = [(); 2].map(|()| b"k".to_vec());
-        let arguments = decide(&script, 1, Charge::Commit, &cells, &keys, None).args_iter().count() - 5;
-        assert_eq!(arguments, 3 + 2 * 7);
+        let arguments =
+            |charge, beside: Beside<'_>| decide(&script, 1, charge, &cells, &keys, &beside).args_iter().count() - 5;
+        assert_eq!(arguments(Charge::Commit, Beside::Nothing), 3 + 2 * 7);
         assert!(script.text.contains("ARGV[7i-3..7i+3]"));
-        let arguments = decide(&script, 1, Charge::Refund, &cells, &keys, Some(1)).args_iter().count() - 5;
-        assert_eq!(arguments, 4 + 2 * 7);
+        assert_eq!(arguments(Charge::Refund, Beside::ChargedAt(1)), 4 + 2 * 7);
         assert!(script.text.contains("ARGV[7n+4]"));
+        let views = [Some(View::Bucket { tat_ns: 1 }), None];
+        let known = || Beside::Heard { views: &views, after_loss: true };
+        assert_eq!(arguments(Charge::Commit, known()), 4 + 2 * 10);
+        assert!(script.text.contains("ARGV[7n+3i+2..7n+3i+4]"));
+        assert_eq!(arguments(Charge::Peek, known()), 3 + 2 * 7, "of a charge only");
     }
 
     #[test]
     fn replies_that_cannot_be_are_errors() {
         assert!(decided(Value::Nil, Charge::Peek, &[]).is_err());
         assert!(decided(Value::Array(vec![Value::Int(1)]), Charge::Peek, &[]).is_err());
-        assert!(decided(Value::Array(vec![Value::Int(-1), Value::Int(0)]), Charge::Peek, &[]).is_err());
+        assert!(decided(Value::Array(vec![Value::Int(-1), Value::Int(0), Value::Int(0)]), Charge::Peek, &[]).is_err());
         assert!(synced(Value::Array(vec![Value::Int(-5); 9]), &OWN).is_err());
     }
 }

@@ -23,17 +23,19 @@ struct Group {
     places: Vec<usize>,
     cells: Vec<Cell>,
     keys: Vec<Vec<u8>>,
+    heard: Vec<Option<View>>,
 }
 
-fn groups(cells: &[Cell], keys: &[Vec<u8>]) -> Vec<Group> {
+fn groups(cells: &[Cell], keys: &[Vec<u8>], heard: &[Option<View>]) -> Vec<Group> {
     let mut groups: BTreeMap<u16, Group> = BTreeMap::new();
     for (place, (cell, key)) in cells.iter().zip(keys).enumerate() {
         let slot = slot(key);
-        let empty = || Group { slot, places: Vec::new(), cells: Vec::new(), keys: Vec::new() };
+        let empty = || Group { slot, places: Vec::new(), cells: Vec::new(), keys: Vec::new(), heard: Vec::new() };
         let group = groups.entry(slot).or_insert_with(empty);
         group.places.push(place);
         group.cells.push(cell.clone());
         group.keys.push(key.clone());
+        group.heard.extend(heard.get(place));
     }
     groups.into_values().collect()
 }
@@ -41,11 +43,11 @@ fn groups(cells: &[Cell], keys: &[Vec<u8>]) -> Vec<Group> {
 impl RedisStore {
     pub(super) async fn check_spread(
         &self,
-        question: Question,
+        question: Question<'_>,
         cells: &[Cell],
         keys: &[Vec<u8>],
     ) -> Result<Vec<Judged>, StoreError> {
-        let groups = groups(cells, keys);
+        let groups = groups(cells, keys, question.heard);
         match (&groups[..], question.charge) {
             ([], _) => Ok(Vec::new()),
             ([group], _) => self.decide(question, &group.cells, &group.keys, group.slot).await,
@@ -62,7 +64,7 @@ impl RedisStore {
         }
     }
 
-    async fn each(&self, question: Question, groups: &[Group], count: usize) -> Result<Vec<Judged>, StoreError> {
+    async fn each(&self, question: Question<'_>, groups: &[Group], count: usize) -> Result<Vec<Judged>, StoreError> {
         let calls = groups.iter().map(|group| self.decide(question, &group.cells, &group.keys, group.slot));
         let nothing = CellOutcome::new(Outcome::Allowed, 0);
         let mut judged = vec![Judged { outcome: nothing, view: View::default(), at: UnixMicros::new(0) }; count];
@@ -75,14 +77,15 @@ impl RedisStore {
     /// Charges one slot after the other, or none, all within the deadline that began with `watch`.
     async fn charge(
         &self,
-        question: Question,
+        question: Question<'_>,
         watch: &Stopwatch,
         groups: &[Group],
         seen: Vec<Judged>,
     ) -> Result<Vec<Judged>, StoreError> {
         let mut judged = seen.clone();
         for (number, group) in groups.iter().enumerate() {
-            let question = Question { deadline: question.deadline.saturating_sub(watch.elapsed()), ..question };
+            let deadline = question.deadline.saturating_sub(watch.elapsed());
+            let question = Question { deadline, heard: &group.heard, ..question };
             let decided = self.decide(question, &group.cells, &group.keys, group.slot).await;
             let answers = match decided {
                 Ok(answers) if passes(&group.cells, &outcomes(&answers)) => answers,
@@ -108,7 +111,8 @@ impl RedisStore {
                 let Judged { outcome, at: charged, .. } = judged[*place];
                 if outcome.outcome == Outcome::Allowed {
                     let charged_us = Some(charged.get());
-                    let question = Question { at, charge: Charge::Refund, charged_us, deadline: GIVE_BACK_WITHIN };
+                    let question =
+                        Question { at, charge: Charge::Refund, charged_us, heard: &[], deadline: GIVE_BACK_WITHIN };
                     calls.push((question, cell.clone(), key.clone(), group.slot));
                 }
             }

@@ -7,14 +7,21 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::store::{
     counter::{OwnState, OwnTotals},
-    fleet::live_nodes,
+    fleet::Fleet,
 };
 
 /// By rule, the most that this node has admitted on one counter between two exchanges.
 #[derive(Debug, Default)]
-pub(super) struct Bounds(BTreeMap<Arc<str>, u64>);
+pub(super) struct Bounds {
+    by_rule: BTreeMap<Arc<str>, u64>,
+    fleet: Fleet,
+}
 
 impl Bounds {
+    pub(super) fn is_of(&mut self, fleet: &Fleet) {
+        self.fleet = fleet.clone();
+    }
+
     /// Sees what was just told.
     pub(super) fn see(&mut self, totals: &OwnTotals) {
         let admitted = match &totals.state {
@@ -22,13 +29,14 @@ impl Bounds {
             OwnState::Bucket { total, acknowledged, .. } => total.saturating_sub(*acknowledged),
             OwnState::Log { admissions } => admissions.iter().map(|admission| admission.cost).sum(),
         };
-        match self.0.get_mut(&**totals.key.rule.as_arc()) {
+        match self.by_rule.get_mut(&**totals.key.rule.as_arc()) {
             Some(most) => *most = admitted.max(*most),
-            None => drop(self.0.insert(Arc::clone(totals.key.rule.as_arc()), admitted)),
+            None => drop(self.by_rule.insert(Arc::clone(totals.key.rule.as_arc()), admitted)),
         }
     }
 
     pub(super) fn all(&self) -> Vec<(Arc<str>, u64)> {
-        self.0.iter().map(|(rule, most)| (Arc::clone(rule), most.saturating_mul(live_nodes()))).collect()
+        let nodes = self.fleet.reckoned();
+        self.by_rule.iter().map(|(rule, most)| (Arc::clone(rule), most.saturating_mul(nodes))).collect()
     }
 }
