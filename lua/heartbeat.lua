@@ -1,8 +1,7 @@
 -- heartbeat.lua: one node says that it is alive, and hears how many are.
 -- KEYS[1] rl:{nodes}:live, the same for all nodes (single key: cluster safe)
 -- ARGV[1] name of this run of the node  ARGV[2] for how long it counts as alive, in milliseconds; 0: it leaves
--- Returns { now_us, alive, known 0|1 }: this server's time, the nodes that are alive, the one that asks among them unless it
---   leaves, and whether it knew that one before. If it should have, it has lost what it was told, and maybe not that alone
+-- Returns { now_us, alive }: this server's time, and the nodes that are alive, the one that asks among them unless it leaves
 -- Alive is who has said so lately by this server's clock, so nodes need not agree on the time. The value is a flat array in
 -- MessagePack: name, end in microseconds since 1970, of each node.
 
@@ -21,7 +20,7 @@ elseif stored and stored.err then
   redis.call('DEL', KEYS[1])
 end
 
-local live, last_us, known = {}, now_us, 0
+local live, last_us = {}, now_us
 local function keep(node, end_us)
   live[#live + 1], live[#live + 2] = node, end_us
   last_us = math.max(last_us, end_us)
@@ -31,7 +30,6 @@ if lasts_us > 0 then keep(name, now_us + lasts_us) end
 for at = 1, #nodes, 2 do
   local node, end_us = nodes[at], nodes[at + 1]
   local is_record = type(node) == 'string' and type(end_us) == 'number'
-  if is_record and node == name and end_us > now_us then known = 1 end
   -- A clock that was ahead has left ends that nobody would live to see.
   if is_record and node ~= name and end_us > now_us and end_us <= now_us + LONGEST_US and #live < 2 * MOST_NODES then
     keep(node, end_us)
@@ -43,4 +41,4 @@ if #live > 0 then
 elseif stored then
   redis.call('DEL', KEYS[1])
 end
-return { now_us, #live / 2, known }
+return { now_us, #live / 2 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::{limiter::Kind, policy::FailurePolicy};
+use crate::{
+    limiter::{CheckSource, Kind},
+    policy::FailurePolicy,
+};
 
 /// Every part of a scrape, whatever is configured.
 #[derive(Debug)]
@@ -42,7 +45,7 @@ fn scraped() -> BTreeSet<String> {
     let mut metrics = Metrics::new();
     metrics.register_source(Everything);
     let rule = metrics.rule("r");
-    rule.count(Kind::Allowed);
+    rule.count(Kind::Allowed, CheckSource::Memory);
     rule.count_failure(FailurePolicy::Local);
     drop(metrics.bypassed());
     metrics.pushed("reason", "ok");

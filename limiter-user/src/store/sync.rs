@@ -152,7 +152,6 @@ pub struct SyncWorker {
     servers: Servers,
     clock_is_set: bool,
     nodes: LiveNodes,
-    refills_at_beat: u64,
     /// By which requests are decided.
     beside: Option<RedisStore>,
     batch: Vec<OwnTotals>,
@@ -185,7 +184,6 @@ impl SyncWorker {
             servers: Servers::default(),
             clock_is_set: false,
             nodes: LiveNodes::new("", config.heartbeat),
-            refills_at_beat: 0,
             beside: None,
             batch: Vec::new(),
             refilling: 0,
@@ -347,14 +345,6 @@ impl SyncWorker {
     async fn beat(&mut self) -> Result<(), StoreError> {
         let start = self.clock.local();
         let heard = self.redis.beat(self.nodes.name(), self.nodes.lasts(), self.config.batch_deadline).await?;
-        // What else it has lost shows only as far as it is asked for.
-        if self.nodes.is_forgotten(heard.was_known)
-            && self.redis.generation() == self.server.generation
-            && self.refills_at_beat == self.status.0.lock().stats.refills
-        {
-            self.refill("redis does not know this node any more", self.redis.server_of_clock().map(|name| vec![name]));
-        }
-        self.refills_at_beat = self.status.0.lock().stats.refills;
         let live_nodes = self.nodes.heard(heard.live_nodes);
         self.redis.set_live_nodes(live_nodes);
         self.take_time(heard.now_us, start);

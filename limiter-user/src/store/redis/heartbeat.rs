@@ -26,8 +26,6 @@ pub struct Heard {
     pub now_us: u64,
     /// Nodes that are alive.
     pub live_nodes: u32,
-    /// Whether this one was known before.
-    pub was_known: bool,
 }
 
 impl RedisStore {
@@ -76,9 +74,9 @@ impl RedisStore {
                 reply.unwrap_or_else(|| Err(self.bad_reply(OPERATION, "no reply".to_owned())))?
             }
         };
-        let (now_us, live_nodes, known): (u64, u32, u8) = redis::from_redis_value(reply)
+        let (now_us, live_nodes) = redis::from_redis_value(reply)
             .map_err(|misfit: redis::ParsingError| self.bad_reply(OPERATION, misfit.to_string()))?;
-        Ok(Heard { now_us, live_nodes, was_known: known == 1 })
+        Ok(Heard { now_us, live_nodes })
     }
 
     /// Tries the servers that are left alone and are due for that, all at once. `beats` says that the one with the heartbeats is

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::clock::Stopwatch;
 
 /// For so long after a loss was noticed, counters are made what this node heard of them. By then all nodes have noticed: each
-/// asks with every heartbeat whether it is still known.
+/// looks at the marks of its servers with every heartbeat.
 const LATELY: Duration = Duration::from_secs(3);
 
 /// Of one node. Cheap to clone; all clones know the same.

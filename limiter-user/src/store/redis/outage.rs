@@ -60,14 +60,6 @@ impl RedisStore {
         }
     }
 
-    /// Of a cluster: the server that heartbeats are asked of.
-    pub(in crate::store) fn server_of_clock(&self) -> Option<String> {
-        match &self.0.servers {
-            Servers::One(_) => None,
-            Servers::Cluster(cluster) => cluster.known_node(CLOCK_SLOT).flatten().map(|node| node.name().to_owned()),
-        }
-    }
-
     /// The servers that have counters, as far as they are known.
     pub fn shards(&self) -> Vec<Shard> {
         let shard = |node: &Arc<Connection>| Shard { name: node.name().to_owned(), state: node.breaker().state() };

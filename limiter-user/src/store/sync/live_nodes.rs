@@ -41,12 +41,6 @@ impl LiveNodes {
         self.last_beat.is_none_or(|last| self.clock.elapsed().saturating_sub(last) >= self.interval)
     }
 
-    /// Whether a server that does not know this node should have, since it was told a moment ago.
-    pub(super) fn is_forgotten(&self, was_known: bool) -> bool {
-        let since_beat = self.last_beat.map(|last| self.clock.elapsed().saturating_sub(last));
-        !was_known && since_beat.is_some_and(|since| since < self.interval * (LASTS - 1))
-    }
-
     /// A heartbeat was answered. Returns how many nodes to reckon with.
     pub(super) fn heard(&mut self, count: u32) -> u32 {
         let now = self.clock.elapsed();
