@@ -259,8 +259,11 @@ pub(super) const OWN_MOUNTS_REMEDY: &str =
 /// Whether what this process mounts is seen by processes of its namespace alone, and so goes with them. `None` when it may
 /// not look.
 pub(super) fn has_own_mounts() -> Option<bool> {
-    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
-    Some(namespace("self")? != namespace("1")?)
+    let namespace = |process: String| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    // Where the first process is hidden from this one, whoever started it may be asked.
+    let parent = nix::unistd::getppid().to_string();
+    let other = namespace("1".to_owned()).or_else(|| namespace(parent))?;
+    Some(namespace("self".to_owned())? != other)
 }
 
 /// Whether the path, or what exists of it, is on a BPF file system.
