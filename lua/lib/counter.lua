@@ -125,11 +125,11 @@ local function ahead(counter, now, most)
   return math.max(0, math.min(us * 1000 + math.fmod(counter[TAT_NS], 1000) - now.ns, most))
 end
 
--- What lies beyond `fill` is owed.
+-- What lies beyond `fill`, where that is given, is owed.
 local function set_ahead(counter, now, ahead_ns, fill)
   local ns = now.ns + ahead_ns
   counter[TAT_US] = now.us + div(ns, 1000)
-  counter[TAT_NS] = math.fmod(ns, 1000) + 1000 * math.ceil(math.max(0, ahead_ns - fill) / 1000)
+  counter[TAT_NS] = math.fmod(ns, 1000) + 1000 * math.ceil(math.max(0, ahead_ns - (fill or ahead_ns)) / 1000)
 end
 
 -- What a bucket owed when it was written, in nanoseconds: each node that has a part may have taken all of it once more.
