@@ -37,7 +37,7 @@ use crate::{
     status::StatusSource,
     store::{
         lease::{LeaseConfig, Leases},
-        memory::MemoryStore,
+        memory::{Crowding, MemoryStore},
         recovery::{Recovery, recover},
         redis::{RedisConfig, RedisStore},
         sync::{SyncConfig, SyncState, SyncWorker},
@@ -203,8 +203,18 @@ impl Agent {
             top: Arc::clone(&top),
             counters: Arc::clone(&counters),
         });
-        let keeper =
-            Keeper { gate, keys: watch, jwt: jwt_watch, counters, clock, dataplane, host, top, mend_error: None };
+        let keeper = Keeper {
+            gate,
+            keys: watch,
+            jwt: jwt_watch,
+            counters,
+            clock,
+            dataplane,
+            host,
+            top,
+            mend_error: None,
+            crowding: Crowding::default(),
+        };
         Ok(Self { http, admin, admin_state, keeper, reloader, pressure, push, events, sync, leases, keys: follower })
     }
 
@@ -313,6 +323,7 @@ struct Keeper {
     top: Arc<Top>,
     /// What was said of interfaces that could not be looked at: said once, and not each second.
     mend_error: Option<String>,
+    crowding: Crowding,
 }
 
 impl Keeper {
@@ -335,6 +346,17 @@ impl Keeper {
 
     fn tidy(&mut self) {
         self.counters.sweep(self.clock.now());
+        match self.crowding.look(&self.counters.stats()) {
+            Some(true) => {
+                let max_counters = self.counters.capacity();
+                tracing::warn!(target: "limiter::store", max_counters, "memory is full: counters that still count are \
+                    given up, and their clients limited less; raise store.memory.max_counters");
+            }
+            Some(false) => {
+                tracing::info!(target: "limiter::store", "no counter was given up for a minute: there is room again");
+            }
+            None => {}
+        }
         self.top.fade();
         if let Some(Err(error)) = self.dataplane.as_ref().map(|dataplane| dataplane.expire()) {
             tracing::warn!(target: "limiter::dataplane", %error, "removing expired entries failed");

@@ -15,7 +15,7 @@ pub mod units;
 
 use std::{
     collections::BTreeSet,
-    fmt, fs,
+    fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -41,6 +41,7 @@ pub use crate::dataplane::{
     Diagnosis,
     config::{OnExit, Protect, Transport, XdpMode},
 };
+use crate::file::read_text;
 pub use crate::identity::AddressHeader;
 pub use crate::store::breaker::BreakerConfig;
 
@@ -290,7 +291,7 @@ impl Config {
 
 /// Reads a file as text; the mistake names `operation` and the file.
 pub(crate) fn read_file(operation: &str, path: &Path) -> Result<String, ConfigErrors> {
-    fs::read_to_string(path).map_err(|error| ConfigErrors::of_io(operation, path, "", &error))
+    read_text(path).map_err(|error| ConfigErrors::of_io(operation, path, "", &error))
 }
 
 /// What the fields mean. Mistakes are in the context; where there is one the default stands in, so that the rest is

@@ -10,6 +10,7 @@ pub mod key_file;
 pub mod key_follower;
 mod key_record;
 pub mod key_redis;
+mod known_key;
 mod recent;
 pub mod watch;
 
@@ -20,6 +21,6 @@ pub use self::{
     jwt::{Jwt, JwtWatch, Verified},
     key_file::{KeyLookup, KeyStore},
     key_follower::{FollowedKeys, KeyFollower},
-    recent::RecentKeys,
+    known_key::{Foreseen, KnownKey, KnownKeys},
     watch::KeyWatch,
 };

@@ -12,6 +12,7 @@ pub mod dataplane;
 pub mod doctor;
 pub mod events;
 pub mod exit;
+pub mod file;
 pub mod host;
 pub mod identity;
 pub mod limiter;

@@ -23,6 +23,7 @@ use parking_lot::MutexGuard;
 use precise::Judging;
 pub use precise::Precise;
 pub use select::{Attribute, Caller, Request, Subject};
+use select::{Matches, Rules};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 pub use turns::Turn;
@@ -55,10 +56,9 @@ pub struct Limiter {
 }
 
 /// The counters that a request touches, and beside each the index of its rule. Inline as long as few rules match.
-#[derive(Default)]
 struct Touched<'a> {
     cells: SmallVec<[CellRef<'a>; INLINE_CELLS]>,
-    rules: select::Rules,
+    rules: Rules,
     /// Of the request.
     plan: Option<usize>,
     /// What its endpoint groups want while counters cannot be shared.
@@ -127,8 +127,10 @@ impl Limiter {
             let decision = Decision::without_rule(request.subject.is_unauthenticated(), now);
             return Some(Decision { bypass: Some(kind), ..decision });
         }
+        // The path first: who asks may still be on its way from memory.
+        let mut matches = Matches::default();
+        select::matches(&active.policy.endpoints, request, scratch, &mut matches);
         let plan = request.subject.plan(&active.policy.plans);
-        let matches = select::matches(&active.policy.endpoints, request, scratch);
         // What is denied while counters cannot be shared may be allowed as soon as they can, and the other way round.
         let is_whole = self.is_whole(&active);
         let denials = self.denials.as_ref().filter(|_| is_whole && Denials::are_of(request));
@@ -138,7 +140,7 @@ impl Limiter {
         if let Some(denial) = known.as_ref().and_then(|(denials, key)| denials.find(key, now, &self.counters)) {
             return Some(denial.answer(&active, request.subject.is_unauthenticated(), now));
         }
-        let mut touched = Touched { plan, ..Touched::default() };
+        let mut touched = Touched::of_plan(plan);
         self.touch(&active, request, &matches, &mut touched);
         if touched.cells.is_empty() {
             return Some(Decision::without_rule(request.subject.is_unauthenticated(), now));
@@ -262,8 +264,9 @@ impl Limiter {
     /// Decides a request of which memory alone cannot. Waits for Redis no longer than its deadline is.
     pub async fn ask(&self, request: &Request<'_>) -> Decision {
         let active = self.active.load_full();
-        let mut touched = Touched { plan: request.subject.plan(&active.policy.plans), ..Touched::default() };
-        let matches = select::matches(&active.policy.endpoints, request, &mut Scratch::default());
+        let mut touched = Touched::of_plan(request.subject.plan(&active.policy.plans));
+        let mut matches = Matches::default();
+        select::matches(&active.policy.endpoints, request, &mut Scratch::default(), &mut matches);
         self.touch(&active, request, &matches, &mut touched);
         let now = self.clock.now();
         let Some(precise) = self.precise.as_ref().filter(|_| !touched.cells.is_empty()) else {
@@ -298,14 +301,9 @@ impl Limiter {
         decision
     }
 
-    fn touch<'a>(
-        &self,
-        active: &'a Active,
-        request: &Request<'a>,
-        matches: &select::Matches,
-        touched: &mut Touched<'a>,
-    ) {
-        let rules = select::rules(active, matches);
+    fn touch<'a>(&self, active: &'a Active, request: &Request<'a>, matches: &Matches, touched: &mut Touched<'a>) {
+        let mut rules = Rules::new();
+        select::rules(active, matches, &mut rules);
         touched.of_endpoints = select::failure_policy(active, matches);
         for &index in &rules {
             if let Some(cell) = select::cell(active, index, request, touched.plan, self.prefixes) {
@@ -317,6 +315,12 @@ impl Limiter {
 }
 
 impl Touched<'_> {
+    /// Nothing yet. Made where it stays: it is too large to be moved for each request.
+    #[inline]
+    const fn of_plan(plan: Option<usize>) -> Self {
+        Self { cells: SmallVec::new_const(), rules: SmallVec::new_const(), plan, of_endpoints: None }
+    }
+
     /// Of each rule; memory decides where a counter cannot be shared.
     fn precisions(&self, active: &Active, failing: &Failing) -> impl Iterator<Item = Precision> {
         let precision = |(place, index): (usize, &usize)| match failing.at(place) {

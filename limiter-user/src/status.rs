@@ -158,6 +158,9 @@ pub struct StoreStatus {
     pub kind: String,
     pub counters: u64,
     pub capacity: u64,
+    /// Counters given up for want of room that still counted, since the start.
+    #[serde(default)]
+    pub evicted: u64,
     /// `None` for a store without Redis.
     pub state: Option<String>,
     /// Age of the oldest counts that Redis does not have yet.
@@ -362,6 +365,7 @@ impl StatusSource {
                 kind: self.store.to_owned(),
                 counters: memory.counters as u64,
                 capacity: memory.capacity as u64,
+                evicted: memory.evicted,
                 state: sync.as_ref().map(|sync| sync.state.as_str().to_owned()),
                 lag_ms: sync.map(|sync| u64::try_from(sync.lag.as_millis()).unwrap_or(u64::MAX)),
                 live_nodes: self.shared.as_ref().map(|(_, redis)| redis.live_nodes()),

@@ -156,6 +156,18 @@ fn a_header_of_the_clients_own_takes_no_rule_away() {
     assert_eq!(statuses(3, || ask(&[])), [200, 200, 429]);
     assert_eq!(ask(&[("X-Original-URI", "/healthz")]), 429);
     assert_eq!(ask(&[("X-Original-Method", "PURGE")]), 429);
+    // Lines that are there twice, and the client's own first: a gateway may append its own.
+    let twice = |name: &'static str, first: &'static str, second: &'static str| {
+        http::get(&setup.http(), "/v1/check", &[("X-API-Key", &*key), (name, first), (name, second)])
+            .expect("an answer")
+            .status
+    };
+    assert_eq!(twice("X-Original-URI", "/healthz", "/api/v1/search"), 429);
+    assert_eq!(twice("X-Original-URI", "/api/v1/search", "/healthz"), 429);
+    assert_eq!(twice("X-Original-URI", "/elsewhere", "/healthz"), 200);
+    let many: Vec<String> = (0..17).map(|number| format!("/{number}")).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|path| ("X-Original-URI", &**path)).collect();
+    assert_eq!(http::get(&setup.http(), "/v1/check", &many).expect("an answer").status, 400);
     let appended = |more: &[(&str, &str)]| {
         let headers = [&[("X-API-Key", &*key)], more].concat();
         http::get(&setup.http(), "/v1/check/api/v1/search", &headers).expect("an answer").status

@@ -19,7 +19,9 @@ use crate::{
     cli::validate,
     clock::Clock,
     config::{Config, ConfigErrors, IdentityConfig, IdentityKind},
-    identity::{ClientAddress, Jwt, KeySecret, KeyStore, RecentKeys, Verified, api_key::RandomError},
+    identity::{
+        ClientAddress, Foreseen, Jwt, KeyOwner, KeySecret, KeyStore, KnownKeys, Verified, api_key::RandomError,
+    },
     limiter::Caller,
     policy::Policy,
     store::SessionId,
@@ -34,7 +36,7 @@ pub struct Callers {
     api_key_header: HeaderName,
     api_key_query: Option<String>,
     session_cookie: Option<String>,
-    keys: ArcSwap<Keys>,
+    keys: KnownKeys,
     /// `None` where tokens are the upstream's own.
     jwt: Option<ArcSwap<Jwt>>,
     clock: Arc<dyn Clock>,
@@ -43,13 +45,6 @@ pub struct Callers {
     /// What sessions are hashed with where no file says.
     own_secret: KeySecret,
     prefixes: SrcPrefixes,
-}
-
-/// The key store, and which of its keys were presented lately.
-#[derive(Debug)]
-struct Keys {
-    store: KeyStore,
-    recent: Arc<RecentKeys>,
 }
 
 impl fmt::Debug for Callers {
@@ -89,7 +84,7 @@ impl Callers {
             api_key_header: HeaderName::try_from(&*config.api_key_header)?,
             api_key_query: config.api_key_query.clone(),
             session_cookie: config.session_cookie.clone(),
-            keys: ArcSwap::from_pointee(Keys { recent: Arc::new(RecentKeys::new(keys.len())?), store: keys }),
+            keys: KnownKeys::new(keys)?,
             jwt: jwt.map(ArcSwap::from_pointee),
             clock,
             keys_in_use: AtomicBool::new(keys_in_use),
@@ -100,9 +95,7 @@ impl Callers {
 
     /// Makes changed keys effective.
     pub fn replace_keys(&self, keys: KeyStore) {
-        let recent = Arc::clone(&self.keys.load().recent);
-        let recent = if recent.has_room_for(keys.len()) { recent } else { Arc::new(recent.resized(keys.len())) };
-        self.keys.store(Arc::new(Keys { store: keys, recent }));
+        self.keys.replace(keys);
         self.keys_in_use.store(true, Ordering::Relaxed);
     }
 
@@ -119,14 +112,14 @@ impl Callers {
 
     /// Whether `policy` fits the callers: every plan of a key is in it, and its rules are about what requests can present.
     pub fn check_policy(&self, config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
-        let keys = self.keys.load();
-        let keys = &keys.store;
-        let mut errors = validate::check_scopes(config, policy, keys);
-        errors.extend(validate::check_packet_rules(config, policy));
-        if self.identifies_by(IdentityKind::ApiKey) {
-            errors.extend(keys.check_plans(policy));
-        }
-        errors.or(Some(()))
+        self.keys.with_store(|keys| {
+            let mut errors = validate::check_scopes(config, policy, keys);
+            errors.extend(validate::check_packet_rules(config, policy));
+            if self.identifies_by(IdentityKind::ApiKey) {
+                errors.extend(keys.check_plans(policy));
+            }
+            errors.or(Some(()))
+        })
     }
 
     /// Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of ours.
@@ -134,19 +127,26 @@ impl Callers {
         self.identifies_by(IdentityKind::ApiKey) && (self.keys_in_use.load(Ordering::Relaxed) || active.limits_keys)
     }
 
-    /// By a request's headers, and the queries that its URL may have.
+    /// Begins to look for the key that a request seems to have.
+    pub fn foresee<'h>(&self, headers: &'h HeaderMap, active: &Active) -> Option<Foreseen<'h>> {
+        let text = headers.get(&self.api_key_header).filter(|_| self.uses_keys(active))?;
+        self.keys.seek(text.as_bytes())
+    }
+
+    /// By a request's headers, and the queries that its URL may have. `foreseen` is of the same request.
     pub fn of_headers<'q>(
         &self,
         headers: &'q HeaderMap,
         queries: impl Iterator<Item = &'q str>,
         address: Option<ClientAddress>,
         active: &Active,
+        mut foreseen: Option<Foreseen<'q>>,
     ) -> Caller {
         let mut queries = Some(queries);
         let first = self.order.iter().find_map(|kind| match kind {
             IdentityKind::ApiKey if !self.uses_keys(active) => None,
             IdentityKind::ApiKey => self.api_key(headers, queries.take()).map(|presented| match presented {
-                Presented::One(api_key) => self.of_key(&api_key, active),
+                Presented::One(api_key) => self.of_used_key(&api_key, foreseen.take()),
                 Presented::Several => Caller::Unauthenticated,
             }),
             IdentityKind::Jwt => self.of_token(headers),
@@ -165,14 +165,12 @@ impl Callers {
     }
 
     pub fn of_key(&self, api_key: &str, active: &Active) -> Caller {
-        if !self.uses_keys(active) {
-            return Caller::Unauthenticated;
-        }
-        let keys = self.keys.load();
-        match keys.recent.owner(&keys.store, api_key) {
-            Some(owner) if !owner.has_ended(|| self.clock.now()) => Caller::Key(owner),
-            Some(_) | None => Caller::Unauthenticated,
-        }
+        if self.uses_keys(active) { self.of_used_key(api_key, None) } else { Caller::Unauthenticated }
+    }
+
+    fn of_used_key(&self, api_key: &str, foreseen: Option<Foreseen<'_>>) -> Caller {
+        let is_over = |owner: &KeyOwner| owner.has_ended(self.clock.now());
+        self.keys.find(api_key, foreseen, is_over).map_or(Caller::Unauthenticated, Caller::Key)
     }
 
     /// Whom a token names, where one is presented.
@@ -194,7 +192,7 @@ impl Callers {
     }
 
     fn secret(&self, hash: impl FnOnce(&KeySecret) -> SessionId) -> SessionId {
-        hash(self.keys.load().store.secret().unwrap_or(&self.own_secret))
+        self.keys.with_store(|keys| hash(keys.secret().unwrap_or(&self.own_secret)))
     }
 
     fn api_key<'h>(

@@ -26,8 +26,11 @@ pub const ROUTE: &str = "/v1/check";
 const METHOD_HEADERS: [&str; 2] = ["x-original-method", "x-forwarded-method"];
 const PATH_HEADERS: [&str; 3] = ["x-original-uri", "x-forwarded-uri", "x-original-url"];
 
-/// What several headers say of one thing.
+/// What several header lines say of one thing, each once.
 type Readings<'a> = SmallVec<[Cow<'a, str>; 4]>;
+
+/// Requests that one may be, by the methods and paths that its headers name: each is looked at.
+const MAX_PAIRS: usize = 16;
 
 pub async fn check(
     State(gate): State<Arc<Gate>>,
@@ -51,8 +54,15 @@ pub async fn check(
     };
     // Lossy: a path with bytes above 127 must still match the groups that its other segments match.
     let values = |names: &[&str]| -> Readings<'_> {
-        let values = names.iter().filter_map(|name| headers.get(*name));
-        values.map(|value| String::from_utf8_lossy(value.as_bytes())).collect()
+        let mut readings = Readings::new();
+        // Of a line that is there twice either may be the client's own.
+        for value in names.iter().flat_map(|name| headers.get_all(*name)) {
+            let reading = String::from_utf8_lossy(value.as_bytes());
+            if readings.len() <= MAX_PAIRS && !readings.contains(&reading) {
+                readings.push(reading);
+            }
+        }
+        readings
     };
     let (mut methods, mut paths) = (values(&METHOD_HEADERS), values(&PATH_HEADERS));
     if methods.is_empty() || appended.is_some() {
@@ -60,6 +70,10 @@ pub async fn check(
     }
     if paths.is_empty() || appended.is_some() {
         paths.push(appended.unwrap_or("/").into());
+    }
+    if methods.len() * paths.len() > MAX_PAIRS {
+        gate.metrics().bad_request();
+        return body::bad_request("its headers name too many different methods and paths");
     }
     // A gateway overwrites the headers that it sets itself and passes on those that others set: which of them is the
     // client's own cannot be told here, so a header can add rules to a request and never take one away.

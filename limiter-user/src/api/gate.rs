@@ -179,6 +179,8 @@ impl Gate {
         queries: impl Iterator<Item = &'q str>,
         peer: Peer,
     ) -> Subject {
+        let active = self.limiter.active();
+        let foreseen = self.callers.foresee(headers, &active);
         let lines = |name: &HeaderName| {
             headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<SmallVec<[&[u8]; 4]>>()
         };
@@ -192,7 +194,7 @@ impl Gate {
             header: self.address_header,
         };
         let address = client_address(&arrival, &self.trusted_proxies, |address| self.host.contains(address));
-        Subject { caller: self.callers.of_headers(headers, queries, address, &self.limiter.active()), address }
+        Subject { caller: self.callers.of_headers(headers, queries, address, &active, foreseen), address }
     }
 
     /// Whom an API key is of.

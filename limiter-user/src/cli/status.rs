@@ -43,6 +43,9 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     }
     let store = &status.store;
     write!(out, "store: {}, {} of {} counters in memory", store.kind, store.counters, store.capacity)?;
+    if store.evicted > 0 {
+        write!(out, ", {} given up for want of room", store.evicted)?;
+    }
     if let (Some(state), Some(lag_ms)) = (&store.state, store.lag_ms) {
         write!(out, ", {state}, {lag_ms} ms behind")?;
     }

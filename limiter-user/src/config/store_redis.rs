@@ -1,13 +1,16 @@
 //! The table `[store.redis]`.
 
-use std::{fs, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use super::{
     RedisAddress, RedisUrl, Secret, Value, duration_within, identifier,
     raw::{RawRedis, RawTls},
     relative_to,
 };
-use crate::store::redis::{Certificates, Topology};
+use crate::{
+    file::read_text,
+    store::redis::{Certificates, Topology},
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -157,6 +160,6 @@ fn certificates(raw: &RawTls<'_>, folder: &Path) -> Certificates {
 }
 
 fn read(value: &Value<'_>, path: &Path) -> Option<String> {
-    let text = fs::read_to_string(path);
+    let text = read_text(path);
     text.map_err(|error| value.place().io_error(format_args!("cannot read {}", path.display()), &error)).ok()
 }

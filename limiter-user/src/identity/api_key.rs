@@ -7,6 +7,7 @@ use sha2::Sha256;
 
 use crate::{
     config::{ConfigErrors, Secret},
+    file::read_text,
     store::{ApiKeyId, SessionId},
 };
 
@@ -51,7 +52,7 @@ impl KeySecret {
     /// Reads the file: 64 hexadecimal digits. `None` when there is no such file.
     pub fn load(path: &Path) -> Result<Option<Self>, ConfigErrors> {
         const KEY: &str = "identity.key_secret_file";
-        let text = match fs::read_to_string(path) {
+        let text = match read_text(path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(ConfigErrors::of_io("read the secret of API keys", path, KEY, &error)),

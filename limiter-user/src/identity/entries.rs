@@ -4,18 +4,14 @@
 //! entries, and requests go on with the old ones meanwhile.
 
 use std::{
-    borrow::Borrow,
-    collections::{HashMap, HashSet},
-    fmt,
-    hash::{Hash, Hasher},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    collections::{HashMap, HashSet, hash_map::Entry},
+    num::NonZeroU32,
+    sync::Arc,
 };
 
 use foldhash::fast::RandomState;
 use limiter_common::time::UnixMicros;
+use prefetch_index::prefetch_index;
 
 use super::key_file::KeyEntry;
 use crate::store::{ApiKeyId, Name};
@@ -23,47 +19,34 @@ use crate::store::{ApiKeyId, Name};
 /// One for each first byte of an id. Ids are keyed hashes, so shards are alike.
 const SHARDS: usize = 256;
 
-/// Whose a key is.
-#[derive(Debug)]
+/// Whose a key is: one cache line, which is all that a request has to read of it.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
 pub struct KeyOwner {
     pub id: ApiKeyId,
     /// Hashed once, and not for each request.
     pub client: Name,
     pub plan: Option<Arc<str>>,
     /// When the key ends, which is no part of whose it is; the beginning of time for one that is disabled.
-    ends: Option<UnixMicros>,
-    /// Half of a hash of the key as it was presented last, with a secret of this process; see `recent.rs`.
-    presented: Presented,
+    ends: UnixMicros,
 }
 
-/// Never printed.
-#[derive(Default)]
-struct Presented(AtomicU64);
+const _: () = assert!(size_of::<KeyOwner>() == 64);
 
-impl fmt::Debug for Presented {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Presented")
-    }
-}
+const NEVER: UnixMicros = UnixMicros::new(u64::MAX);
 
 impl KeyOwner {
     pub fn new(id: ApiKeyId, client: impl Into<Name>, plan: Option<Arc<str>>) -> Self {
-        Self { id, client: client.into(), plan, ends: None, presented: Presented::default() }
+        Self { id, client: client.into(), plan, ends: NEVER }
     }
 
     #[inline]
-    pub(super) fn is_presented_as(&self, hash: u64) -> bool {
-        self.presented.0.load(Ordering::Relaxed) == hash
+    pub fn has_ended(&self, now: UnixMicros) -> bool {
+        self.may_end() && now >= self.ends
     }
 
-    pub(super) fn present_as(&self, hash: u64) {
-        self.presented.0.store(hash, Ordering::Relaxed);
-    }
-
-    /// Most keys do not end, and then nobody needs to know what time it is.
-    #[inline]
-    pub fn has_ended(&self, now: impl FnOnce() -> UnixMicros) -> bool {
-        self.ends.is_some_and(|ends| now() >= ends)
+    fn may_end(&self) -> bool {
+        self.ends != NEVER
     }
 }
 
@@ -75,36 +58,70 @@ impl PartialEq for KeyOwner {
 
 impl Eq for KeyOwner {}
 
-/// Found by the id of the key.
-#[derive(Clone, Debug)]
-struct ById(Arc<KeyOwner>);
+/// Where the owner of a key is, in one key store and no other: the shard in the lowest byte, then the place in it from 1,
+/// and in the highest bit whether the key may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeyPlace(NonZeroU32);
 
-impl Borrow<ApiKeyId> for ById {
-    fn borrow(&self) -> &ApiKeyId {
-        &self.0.id
+/// Shards have fewer keys than that.
+const MAX_PLACE: usize = (1 << 23) - 2;
+
+impl KeyPlace {
+    const ENDS: u32 = 1 << 31;
+
+    fn new(shard: u8, at: usize, may_end: bool) -> Option<Self> {
+        let at = u32::try_from(at).ok().filter(|_| at <= MAX_PLACE)? + 1;
+        NonZeroU32::new(u32::from(shard) | at << u8::BITS | if may_end { Self::ENDS } else { 0 }).map(Self)
+    }
+
+    /// Most keys do not end, and then nobody needs to know what time it is, nor to wait for the owner.
+    #[inline]
+    pub(super) const fn may_end(self) -> bool {
+        self.0.get() & Self::ENDS != 0
+    }
+
+    #[inline]
+    fn of(self) -> (usize, usize) {
+        let bits = self.0.get();
+        let at = ((bits & !Self::ENDS) >> u8::BITS) - 1;
+        (usize::from(bits.to_le_bytes()[0]), usize::try_from(at).unwrap_or(usize::MAX))
     }
 }
 
-impl Hash for ById {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.id.hash(state);
-    }
+/// The owners of keys side by side.
+#[derive(Clone, Debug, Default)]
+struct Owners {
+    owners: Vec<KeyOwner>,
+    /// Ids are hashes with a secret already, so that this hash need not withstand an adversary.
+    places: HashMap<ApiKeyId, usize, RandomState>,
 }
 
-impl PartialEq for ById {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.id == other.0.id
+impl Owners {
+    fn put(&mut self, owner: KeyOwner) {
+        match self.places.entry(owner.id) {
+            Entry::Occupied(place) => self.owners[*place.get()] = owner,
+            Entry::Vacant(place) => {
+                place.insert(self.owners.len());
+                self.owners.push(owner);
+            }
+        }
+    }
+
+    /// The last one takes the place that becomes free.
+    fn remove(&mut self, id: ApiKeyId) {
+        let Some(place) = self.places.remove(&id) else { return };
+        self.owners.swap_remove(place);
+        if let Some(moved) = self.owners.get(place) {
+            self.places.insert(moved.id, place);
+        }
     }
 }
-
-impl Eq for ById {}
 
 #[derive(Clone, Debug, Default)]
 struct Shard {
     entries: HashMap<ApiKeyId, KeyEntry>,
-    /// The same for requests, whose way to what they need is short: so few bytes a key stay in the cache. Ids are hashes
-    /// with a secret already, so that this hash need not withstand an adversary.
-    owners: HashSet<ById, RandomState>,
+    /// The same for requests, whose way to what they need is short: so few bytes a key stay in the cache.
+    owners: Owners,
 }
 
 #[derive(Clone, Debug)]
@@ -126,8 +143,23 @@ impl Entries {
         self.shards[usize::from(id.0[0])].entries.get(&id)
     }
 
-    pub(super) fn owner(&self, id: ApiKeyId) -> Option<&Arc<KeyOwner>> {
-        self.shards[usize::from(id.0[0])].owners.get(&id).map(|ById(owner)| owner)
+    pub(super) fn place_of(&self, id: ApiKeyId) -> Option<KeyPlace> {
+        let Owners { owners, places } = &self.shards[usize::from(id.0[0])].owners;
+        places.get(&id).and_then(|at| KeyPlace::new(id.0[0], *at, owners[*at].may_end()))
+    }
+
+    /// Of a place that these entries have given out.
+    #[inline]
+    pub(super) fn owner(&self, place: KeyPlace) -> &KeyOwner {
+        let (shard, at) = place.of();
+        &self.shards[shard].owners.owners[at]
+    }
+
+    /// Begins to fetch the owner from memory.
+    #[inline]
+    pub(super) fn prefetch_owner(&self, place: KeyPlace) {
+        let (shard, at) = place.of();
+        prefetch_index(&self.shards[shard].owners.owners, at);
     }
 
     /// Puts an entry in the place of what is there of its key.
@@ -137,13 +169,18 @@ impl Entries {
             self.plans.insert(Arc::clone(plan));
             self.plans.get(plan).map_or_else(|| Arc::clone(plan), Arc::clone)
         });
-        let ends = if *disabled { Some(UnixMicros::new(0)) } else { *expires };
+        let ends = if *disabled { UnixMicros::new(0) } else { expires.unwrap_or(NEVER) };
         let owner = KeyOwner { ends, ..KeyOwner::new(*id, Arc::clone(client), plan) };
         let shard = Arc::make_mut(&mut self.shards[usize::from(id.0[0])]);
-        shard.owners.replace(ById(Arc::new(owner)));
+        shard.owners.put(owner);
         if shard.entries.insert(entry.id, entry).is_none() {
             self.len += 1;
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn put_owner(&mut self, owner: KeyOwner) {
+        Arc::make_mut(&mut self.shards[usize::from(owner.id.0[0])]).owners.put(owner);
     }
 
     pub fn remove(&mut self, id: ApiKeyId) {
@@ -151,7 +188,7 @@ impl Entries {
         if shard.entries.contains_key(&id) {
             let shard = Arc::make_mut(shard);
             shard.entries.remove(&id);
-            shard.owners.remove(&id);
+            shard.owners.remove(id);
             self.len -= 1;
         }
     }

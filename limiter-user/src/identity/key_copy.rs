@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{api_key::id_to_hex, entries::Entries, key_file::replace, key_record::KeyRecord};
-use crate::config::Origin;
+use crate::{config::Origin, file::read_text};
 
 /// Which state of the store something is of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ struct Document {
 
 /// `Ok(None)` where there is none, or one of keys that were hashed with another secret.
 pub(super) fn read(path: &Path, secret: &str, origin: &Origin) -> Result<Option<Copied>, String> {
-    let text = match fs::read_to_string(path) {
+    let text = match read_text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.to_string()),

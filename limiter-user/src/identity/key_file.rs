@@ -22,10 +22,11 @@ use self::change::{Locked, of_io};
 pub use self::change::{disable, rotate};
 use super::{
     api_key::{KeySecret, MAX_KEY_LEN, RandomError, generate_key, id_from_hex, id_to_hex, random_digits},
-    entries::{Entries, KeyOwner},
+    entries::{Entries, KeyOwner, KeyPlace},
 };
 use crate::{
     config::{ConfigError, ConfigErrors, Context, Environment, Origin, Secret, Table, Value, identifier, raw_table},
+    file::read_text,
     policy::Policy,
     store::ApiKeyId,
 };
@@ -84,7 +85,7 @@ impl Default for Generation {
 /// Whose key it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyLookup {
-    Known(Arc<KeyOwner>),
+    Known(KeyOwner),
     /// Or its time is over.
     Disabled(ApiKeyId),
     Unknown,
@@ -93,7 +94,7 @@ pub enum KeyLookup {
 impl KeyStore {
     /// Reads both files. Without a key file there are no keys, and without keys no secret is needed.
     pub fn load(key_file: &Path, secret_file: &Path) -> Result<Self, ConfigErrors> {
-        let entries = match fs::read_to_string(key_file) {
+        let entries = match read_text(key_file) {
             Ok(text) => parse(key_file, &text),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(HashMap::new()),
             Err(error) => Err(ConfigErrors::of_io("read the API keys", key_file, "identity.key_file", &error)),
@@ -120,23 +121,43 @@ impl KeyStore {
         Self { secret, entries, generation: Generation::default() }
     }
 
+    /// One key, and where it is.
+    #[cfg(test)]
+    pub(super) fn of(owner: KeyOwner) -> (Self, KeyPlace) {
+        let (id, mut store) = (owner.id, Self::default());
+        store.entries.put_owner(owner);
+        let place = store.entries.place_of(id).expect("it was put in");
+        (store, place)
+    }
+
     pub(super) const fn generation(&self) -> u64 {
         self.generation.0
     }
 
     /// Hashes the key once.
     pub fn lookup(&self, presented: &str, now: UnixMicros) -> KeyLookup {
-        match self.owner(presented) {
-            Some(owner) if owner.has_ended(|| now) => KeyLookup::Disabled(owner.id),
-            Some(owner) => KeyLookup::Known(Arc::clone(owner)),
+        match self.place_of(presented).map(|place| self.owner(place)) {
+            Some(owner) if owner.has_ended(now) => KeyLookup::Disabled(owner.id),
+            Some(owner) => KeyLookup::Known(owner.clone()),
             None => KeyLookup::Unknown,
         }
     }
 
-    /// Whose key it is, even if that has ended. Hashes the key once.
-    pub(super) fn owner(&self, presented: &str) -> Option<&Arc<KeyOwner>> {
+    /// Where the owner of a key is, even if that has ended. Hashes the key once.
+    pub(super) fn place_of(&self, presented: &str) -> Option<KeyPlace> {
         let secret = self.secret.as_ref().filter(|_| presented.len() <= MAX_KEY_LEN)?;
-        self.entries.owner(secret.id_of(presented))
+        self.entries.place_of(secret.id_of(presented))
+    }
+
+    /// Of a place that this key store has given out.
+    #[inline]
+    pub(super) fn owner(&self, place: KeyPlace) -> &KeyOwner {
+        self.entries.owner(place)
+    }
+
+    #[inline]
+    pub(super) fn prefetch_owner(&self, place: KeyPlace) {
+        self.entries.prefetch_owner(place);
     }
 
     /// What keys, and sessions, are hashed with, if there is a file with it.
@@ -379,7 +400,7 @@ mod tests {
     }
 
     fn known(key: &NewKey, client: &str, plan: Option<&str>) -> KeyLookup {
-        KeyLookup::Known(Arc::new(KeyOwner::new(key.id, client, plan.map(Into::into))))
+        KeyLookup::Known(KeyOwner::new(key.id, client, plan.map(Into::into)))
     }
 
     impl Files {

@@ -2,27 +2,28 @@
 //!
 //! A key is found by SipHash-2-4 with 128 bits, under a random key of this process. That is a pseudo-random function, so
 //! whoever does not know its key can but guess, and each guess is a request: that another text than the one that was
-//! looked up is taken for it has a chance of 2^-128. Neither the text nor its hash is told to anybody, and the hash of none
+//! looked up is taken for it has a chance of 2^-96, by the bits that are kept. Neither the text nor its hash is told to anybody, and the hash of none
 //! is worth anything to another process. What is found is whose the key was in one key store; in the next it is looked up
 //! again.
 
-use std::{fmt, hash::Hasher as _, sync::Arc};
+use std::{fmt, hash::Hasher as _};
 
 use parking_lot::Mutex;
+use prefetch_index::prefetch_index;
 use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
 use super::{
     api_key::{MAX_KEY_LEN, RandomError},
-    entries::KeyOwner,
+    entries::KeyPlace,
     key_file::KeyStore,
 };
 
-/// Keys that have the same place.
+/// Keys that have the same group.
 const WAYS: usize = 3;
 const LEAST: usize = 1024;
 
 /// Bounded: about twice as many places as there are keys, and only keys that exist get one.
-pub struct RecentKeys {
+pub(super) struct RecentKeys {
     secret: SipHasher24,
     /// A power of two of them.
     groups: Box<[Group]>,
@@ -39,9 +40,17 @@ const _: () = assert!(size_of::<Group>() == 64);
 struct Places {
     /// The key store that said whose keys these are.
     store: u64,
-    /// Half of the hash of each. The other half is kept by its owner, whom a request looks at anyway.
-    halves: [u64; WAYS],
-    owners: [Option<Arc<KeyOwner>>; WAYS],
+    lower: [u64; WAYS],
+    upper: [u32; WAYS],
+    /// Of those that are.
+    at: [Option<KeyPlace>; WAYS],
+}
+
+/// What a key is looked for by: 96 bits of its hash.
+#[derive(Clone, Copy)]
+pub(super) struct Sought {
+    lower: u64,
+    upper: u32,
 }
 
 impl fmt::Debug for RecentKeys {
@@ -52,14 +61,14 @@ impl fmt::Debug for RecentKeys {
 
 impl RecentKeys {
     /// For so many keys.
-    pub fn new(keys: usize) -> Result<Self, RandomError> {
+    pub(super) fn new(keys: usize) -> Result<Self, RandomError> {
         let secret = SipHasher24::new_with_keys(getrandom::u64()?, getrandom::u64()?);
         Ok(Self::with_secret(secret, keys))
     }
 
     /// An empty one for another number of keys.
     #[must_use]
-    pub fn resized(&self, keys: usize) -> Self {
+    pub(super) fn resized(&self, keys: usize) -> Self {
         Self::with_secret(self.secret, keys)
     }
 
@@ -69,45 +78,62 @@ impl RecentKeys {
     }
 
     /// Whether it is as large as it should be for so many keys.
-    pub fn has_room_for(&self, keys: usize) -> bool {
+    pub(super) fn has_room_for(&self, keys: usize) -> bool {
         self.groups.len() >= keys * 2 / WAYS
     }
 
-    /// Whose key this is by `store`, whatever has ended.
-    pub fn owner(&self, store: &KeyStore, presented: &str) -> Option<Arc<KeyOwner>> {
+    fn group_of(&self, sought: Sought) -> usize {
+        usize::try_from(sought.lower).unwrap_or(0) & (self.groups.len() - 1)
+    }
+
+    /// Hashes a key, and begins to fetch from memory what is known of it. `None` of what no key is.
+    pub(super) fn seek(&self, presented: &[u8]) -> Option<Sought> {
         if presented.len() > MAX_KEY_LEN {
             return None;
         }
         let mut hasher = self.secret;
-        hasher.write(presented.as_bytes());
+        hasher.write(presented);
         let hash = hasher.finish128();
-        let Group(group) = &self.groups[usize::try_from(hash.h1).unwrap_or(0) & (self.groups.len() - 1)];
-        if let Some(owner) = group.lock().get(store, hash.h1).filter(|owner| owner.is_presented_as(hash.h2)) {
-            return Some(Arc::clone(owner));
+        let sought = Sought { lower: hash.h1, upper: (hash.h2 >> u32::BITS) as u32 };
+        prefetch_index(&self.groups, self.group_of(sought));
+        Some(sought)
+    }
+
+    /// Where the owner of a key is in `store`, whatever has ended. `sought` must be of the same key.
+    pub(super) fn place_of(&self, store: &KeyStore, presented: &str, sought: Sought) -> Option<KeyPlace> {
+        let Group(group) = &self.groups[self.group_of(sought)];
+        let known = group.lock().get(store, sought);
+        if known.is_some() {
+            return known;
         }
-        let owner = store.owner(presented)?;
-        owner.present_as(hash.h2);
-        group.lock().put(store, hash.h1, owner);
-        Some(Arc::clone(owner))
+        let place = store.place_of(presented)?;
+        group.lock().put(store, sought, place);
+        Some(place)
     }
 }
 
 impl Places {
-    fn get(&self, store: &KeyStore, half: u64) -> Option<&Arc<KeyOwner>> {
-        let way = self.halves.iter().position(|other| *other == half)?;
-        self.owners[way].as_ref().filter(|_| self.store == store.generation())
+    #[inline]
+    fn way_of(&self, sought: Sought) -> Option<usize> {
+        (0..WAYS).find(|way| self.lower[*way] == sought.lower && self.upper[*way] == sought.upper)
     }
 
-    fn put(&mut self, store: &KeyStore, half: u64, owner: &Arc<KeyOwner>) {
+    #[inline]
+    fn get(&self, store: &KeyStore, sought: Sought) -> Option<KeyPlace> {
+        self.way_of(sought).filter(|_| self.store == store.generation()).and_then(|way| self.at[way])
+    }
+
+    fn put(&mut self, store: &KeyStore, sought: Sought, place: KeyPlace) {
         if self.store != store.generation() {
             *self = Self { store: store.generation(), ..Self::default() };
         }
-        let free = self.owners.iter().position(Option::is_none);
-        let way = self.halves.iter().position(|other| *other == half).or(free);
+        let free = self.at.iter().position(Option::is_none);
+        let way = self.way_of(sought).or(free);
         // By a part of the hash that says nothing of the group.
-        let way = way.unwrap_or_else(|| usize::from((half >> 48) as u16) % WAYS);
-        self.halves[way] = half;
-        self.owners[way] = Some(Arc::clone(owner));
+        let way = way.unwrap_or_else(|| usize::from((sought.lower >> 48) as u16) % WAYS);
+        self.lower[way] = sought.lower;
+        self.upper[way] = sought.upper;
+        self.at[way] = Some(place);
     }
 }
 
@@ -117,7 +143,6 @@ mod tests {
     use crate::{
         config::Origin,
         identity::{Entries, KeySecret, api_key::id_to_hex, key_record::KeyRecord},
-        store::ApiKeyId,
     };
 
     fn store(keys: &[&str]) -> KeyStore {
@@ -137,16 +162,19 @@ mod tests {
         let (all, half) = (store(&texts), store(&texts[..5000]));
         // Far too small, so that keys push out one another.
         let recent = RecentKeys::new(10).expect("random numbers");
+        let id = |store: &KeyStore, key: &str| {
+            let place = recent.place_of(store, key, recent.seek(key.as_bytes())?)?;
+            Some(store.owner(place).id)
+        };
         for round in 0..3 {
             for (number, key) in texts.iter().enumerate() {
-                let id = |owner: Option<Arc<KeyOwner>>| owner.map(|owner| owner.id);
-                let expected: ApiKeyId = all.owner(key).expect("it is there").id;
-                assert_eq!(id(recent.owner(&all, key)), Some(expected), "{key}, {round}");
-                assert_eq!(id(recent.owner(&all, key)), Some(expected), "{key}, {round}, again");
-                assert_eq!(id(recent.owner(&half, key)), (number < 5000).then_some(expected), "{key}, {round}, half");
+                let expected = KeySecret::new(&[7; KeySecret::LEN]).id_of(key);
+                assert_eq!(id(&all, key), Some(expected), "{key}, {round}");
+                assert_eq!(id(&all, key), Some(expected), "{key}, {round}, again");
+                assert_eq!(id(&half, key), (number < 5000).then_some(expected), "{key}, {round}, half");
             }
-            assert_eq!(recent.owner(&all, "lk_x"), None);
-            assert_eq!(recent.owner(&all, &"x".repeat(MAX_KEY_LEN + 1)), None);
+            assert_eq!(id(&all, "lk_x"), None);
+            assert_eq!(id(&all, &"x".repeat(MAX_KEY_LEN + 1)), None);
         }
     }
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::{
     active::Active,
     config::identifier,
-    identity::{ClientAddress, KeyOwner},
+    identity::{ClientAddress, KnownKey},
     policy::{Bypass, BypassKind, Endpoints, FailurePolicy, Limit, Match, Policy, Scope, Scratch},
     store::{CellRef, Charge, IdentityRef, Name, SessionId, memory::INLINE_CELLS},
 };
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub enum Caller {
     /// A known API key.
-    Key(Arc<KeyOwner>),
+    Key(KnownKey),
     /// A client that the gateway has authenticated itself, or a verified token names.
     User {
         user: Name,
@@ -139,7 +139,7 @@ pub(super) struct Matches {
     /// Each with the number of what the request may be, in the order of the groups.
     found: SmallVec<[(Match, usize); INLINE_CELLS]>,
     /// By that number, the readings of its path.
-    readings: SmallVec<[u8; 4]>,
+    readings: SmallVec<[u64; 4]>,
 }
 
 impl Matches {
@@ -147,13 +147,13 @@ impl Matches {
         &self.found
     }
 
-    pub(super) fn readings(&self) -> &[u8] {
+    pub(super) fn readings(&self) -> &[u64] {
         &self.readings
     }
 }
 
-pub(super) fn matches(endpoints: &Endpoints, request: &Request<'_>, scratch: &mut Scratch) -> Matches {
-    let mut matches = Matches::default();
+/// Into what is empty: it is too large to be handed on.
+pub(super) fn matches(endpoints: &Endpoints, request: &Request<'_>, scratch: &mut Scratch, matches: &mut Matches) {
     let alternatives = std::iter::once((request.method, request.path)).chain(request.also.iter().copied());
     for (number, (method, path)) in alternatives.enumerate() {
         let found = endpoints.find(method, path, scratch);
@@ -163,7 +163,6 @@ pub(super) fn matches(endpoints: &Endpoints, request: &Request<'_>, scratch: &mu
     if !request.also.is_empty() {
         matches.found.sort_unstable();
     }
-    matches
 }
 
 /// What the endpoint groups want of rules while counters cannot be shared: the strictest of what they say.
@@ -175,9 +174,9 @@ pub(super) fn failure_policy(active: &Active, matches: &Matches) -> Option<Failu
     matches.found.iter().filter_map(|(found, _)| policies.get(found.group).copied().flatten()).max()
 }
 
-/// Indices of the rules that apply to a request with these endpoint groups, each once.
-pub(super) fn rules(active: &Active, matches: &Matches) -> Rules {
-    let mut rules: Rules = active.always.all.as_slice().into();
+/// Indices of the rules that apply to a request with these endpoint groups, each once, into what is empty.
+pub(super) fn rules(active: &Active, matches: &Matches, rules: &mut Rules) {
+    rules.extend_from_slice(&active.always.all);
     let mut before = None;
     for (found, _) in &matches.found {
         if before.replace(found.group) != Some(found.group) {
@@ -187,8 +186,8 @@ pub(super) fn rules(active: &Active, matches: &Matches) -> Rules {
     if active.narrows {
         let from = rules.len();
         for (number, readings) in matches.readings.iter().enumerate() {
-            for reading in (0..8).filter(|reading| readings & 1 << reading != 0) {
-                add_most_specific(active, matches, (number, reading), &mut rules);
+            for reading in (0..64).filter(|reading| readings & 1 << reading != 0) {
+                add_most_specific(active, matches, (number, reading), rules);
             }
         }
         rules[from..].sort_unstable();
@@ -200,7 +199,6 @@ pub(super) fn rules(active: &Active, matches: &Matches) -> Rules {
             position <= from || last.replace(*index) != Some(*index)
         });
     }
-    rules
 }
 
 /// How specific the most specific rule of a scope is.
@@ -295,6 +293,14 @@ mod tests {
     use super::*;
     use crate::{metrics::Metrics, pressure::Pressure};
 
+    /// How many endpoint groups a request has, and the rules that apply to it.
+    fn applying(active: &Active, request: &Request<'_>, scratch: &mut Scratch) -> (usize, Rules) {
+        let (mut found, mut applying) = (Matches::default(), Rules::new());
+        matches(&active.policy.endpoints, request, scratch, &mut found);
+        rules(active, &found, &mut applying);
+        (found.found.len(), applying)
+    }
+
     #[test]
     fn of_a_hundred_rules_and_ten_thousand_endpoints_those_that_match_are_looked_at() {
         let mut text = String::new();
@@ -330,20 +336,18 @@ mod tests {
                 cost: 1,
                 charge: Charge::Commit,
             };
-            let matches = matches(&active.policy.endpoints, &request, &mut scratch);
-            assert_eq!(matches.found.len(), found, "{path}");
-            assert_eq!(&*rules(&active, &matches), expected, "{path}");
+            let (groups, once) = applying(&active, &request, &mut scratch);
+            assert_eq!((groups, &*once), (found, expected), "{path}");
             // The same by two headers, of which the client may have sent one.
             let also = [("GET", "/v2/1500"), ("GET", path)];
             let request = Request { also: &also, ..request };
-            let twice = super::matches(&active.policy.endpoints, &request, &mut scratch);
             let mut both = expected.to_vec();
             both.push(15);
             both.sort_unstable();
             both.dedup();
-            let mut applying = rules(&active, &twice).to_vec();
-            applying.sort_unstable();
-            assert_eq!(applying, both, "{path}");
+            let (_, mut twice) = applying(&active, &request, &mut scratch);
+            twice.sort_unstable();
+            assert_eq!(*twice, both, "{path}");
         }
     }
 }

@@ -7,9 +7,12 @@
 //! A path is brought into one form first, so that writing it otherwise does not escape a limit: query and fragment are
 //! cut off, an absolute URL loses scheme and host, percent-encoding is decoded once, `.` and `..` are resolved, and empty
 //! segments count for nothing (`/a//b/` is `/a/b`). Where servers differ on what a path means, it belongs to the groups of
-//! every reading: `%2F` is part of a segment and also a separator, and `/a//../b` is `/b` and also `/a/b`. Parameters
-//! (`;v=1`) are part of their segment. A path of more than [`MAX_PATH_LEN`] bytes belongs to every group that has its
-//! method: no server that the limits are for would answer it, and it must not be a way around them.
+//! every reading: `%2F` is part of a segment and also a separator, and so is a backslash; `/a//../b` is `/b` and also
+//! `/a/b`; parameters (`;v=1`) are part of their segment and also nothing; `//a/b` is `/a/b` and also `/b` on the host `a`;
+//! what follows `#` is no part of the path, and also is one.
+//!
+//! A path of more than [`MAX_PATH_LEN`] bytes, or of a form that raises more than two of these questions, belongs to every
+//! group that has its method: no client that the limits are for would send it, and it must not be a way around them.
 //!
 //! # Which is more specific
 //!
@@ -27,13 +30,19 @@ use std::{collections::HashMap, fmt, sync::Arc};
 
 use foldhash::fast::RandomState;
 
-use self::pattern::{MAX_METHODS, Step, next_byte};
 pub use self::pattern::{Pattern, PatternError};
+use self::{
+    pattern::{MAX_METHODS, Step, next_byte},
+    reading::{Reading, is_plain, path_of},
+};
 
 mod pattern;
+mod reading;
 
 /// Longer paths belong to every group.
 pub const MAX_PATH_LEN: usize = 8192;
+/// So do paths whose form alone raises more questions than that about how they are read.
+const MAX_RAISED: u32 = 2;
 
 /// Any method, as a bit beside those of the methods that patterns name.
 const ANY_METHOD: u64 = 1 << 63;
@@ -130,7 +139,7 @@ pub struct Found<'s> {
     /// In the order of the groups.
     pub matches: &'s [Match],
     /// A bit for each reading that was looked at, whether anything matched or not.
-    pub readings: u8,
+    pub readings: u64,
 }
 
 impl fmt::Debug for Endpoints {
@@ -151,20 +160,6 @@ pub struct Scratch {
     reached: Vec<u32>,
     round: u32,
     matches: Vec<Match>,
-}
-
-/// How a path is read where servers differ.
-#[derive(Clone, Copy)]
-struct Reading {
-    encoded_slash_separates: bool,
-    /// `..` takes back an empty segment, as RFC 3986 says; else empty segments are gone before.
-    empty_segments_count: bool,
-}
-
-impl Reading {
-    const fn number(self) -> u8 {
-        self.encoded_slash_separates as u8 | (self.empty_segments_count as u8) << 1
-    }
 }
 
 /// What a path has that servers read differently.
@@ -256,12 +251,12 @@ impl Endpoints {
     /// Whether a pattern matches whatever server reads the path. Unlike with [`Self::find`], what could be read otherwise
     /// is not covered: dot segments, an encoded slash, dot or percent sign, backslashes, parameters, control characters.
     pub fn covers(&self, method: &str, path: impl AsRef<[u8]>, scratch: &mut Scratch) -> bool {
-        let path = path_of(path.as_ref());
-        if self.groups.is_empty() || path.len() > MAX_PATH_LEN || !is_plain(path) {
+        let (target, reading) = (path.as_ref(), Reading::default());
+        let path = path_of(target, reading);
+        if self.groups.is_empty() || path.len() > MAX_PATH_LEN || !is_plain(target) {
             return false;
         }
         scratch.matches.clear();
-        let reading = Reading { encoded_slash_separates: false, empty_segments_count: false };
         self.walk(path, reading, self.bits_of(method), scratch);
         !scratch.matches.is_empty()
     }
@@ -280,44 +275,54 @@ impl Endpoints {
     /// All groups that the request belongs to. `path` may be a whole request target. Methods are compared without regard
     /// to case.
     pub fn find<'s>(&self, method: &str, path: impl AsRef<[u8]>, scratch: &'s mut Scratch) -> Found<'s> {
+        let target = path.as_ref();
         scratch.matches.clear();
-        let mut reading = Reading { encoded_slash_separates: false, empty_segments_count: false };
-        let mut readings = 1 << reading.number();
+        let plainest = Reading::default();
         if self.groups.is_empty() {
-            return Found { matches: &scratch.matches, readings };
+            return Found { matches: &scratch.matches, readings: plainest.bit() };
         }
         let methods = self.bits_of(method);
-        if scratch.split_plain(path.as_ref()) {
-            self.follow(path.as_ref(), reading, methods, scratch);
+        if scratch.split_plain(target) {
+            self.follow(target, plainest, methods, scratch);
             scratch.keep_most_specific();
-            return Found { matches: &scratch.matches, readings };
+            return Found { matches: &scratch.matches, readings: plainest.bit() };
         }
-        let path = path_of(path.as_ref());
-        if path.len() > MAX_PATH_LEN {
+        let raised = Reading::raised_by(target);
+        if path_of(target, Reading::HASH).len() > MAX_PATH_LEN || raised.count() > MAX_RAISED {
             let with_method = |(_, group): &(usize, &Group)| group.methods & methods != 0;
             let groups = self.groups.iter().enumerate().filter(with_method);
             // None is more specific than another.
-            scratch.matches.extend(groups.map(|(group, _)| Match { group, reading: 0, rank: u32::MAX }));
-            return Found { matches: &scratch.matches, readings };
+            let number = plainest.number();
+            scratch.matches.extend(groups.map(|(group, _)| Match { group, reading: number, rank: u32::MAX }));
+            return Found { matches: &scratch.matches, readings: plainest.bit() };
         }
-        let mut walk = |reading: Reading| {
-            readings |= 1 << reading.number();
-            self.walk(path, reading, methods, scratch)
-        };
-        let seen = walk(reading);
-        if seen.encoded_slash {
-            reading.encoded_slash_separates = true;
-            let seen = walk(reading);
-            if seen.empty_segment && seen.dot_dot {
-                reading.empty_segments_count = true;
-                walk(reading);
-            }
-        }
-        if seen.empty_segment && seen.dot_dot {
-            walk(Reading { encoded_slash_separates: false, empty_segments_count: true });
+        let mut readings = 0;
+        for reading in raised.subsets() {
+            readings |= self.walk_as(target, reading, methods, scratch);
         }
         scratch.keep_most_specific();
         Found { matches: &scratch.matches, readings }
+    }
+
+    /// Adds the groups of one reading, and of those that differ about what is only seen in it; returns their bits.
+    fn walk_as(&self, target: &[u8], reading: Reading, methods: u64, scratch: &mut Scratch) -> u64 {
+        let mut readings = 0;
+        let mut walk = |reading: Reading| {
+            readings |= reading.bit();
+            self.walk(path_of(target, reading), reading, methods, scratch)
+        };
+        let seen = walk(reading);
+        if seen.encoded_slash {
+            let reading = reading.with(Reading::ENCODED_SLASH);
+            let seen = walk(reading);
+            if seen.empty_segment && seen.dot_dot {
+                walk(reading.with(Reading::EMPTY_SEGMENTS));
+            }
+        }
+        if seen.empty_segment && seen.dot_dot {
+            walk(reading.with(Reading::EMPTY_SEGMENTS));
+        }
+        readings
     }
 
     /// The groups that the request belongs to, each once.
@@ -398,39 +403,6 @@ fn begin_round(round: &mut u32, reached: &mut [u32]) -> u32 {
     *round
 }
 
-/// The path of a request target: without scheme, host, query and fragment.
-fn path_of(target: &[u8]) -> &[u8] {
-    let end = target.iter().position(|byte| b"?#".contains(byte)).unwrap_or(target.len());
-    let target = &target[..end];
-    if target.starts_with(b"/") {
-        return target;
-    }
-    let scheme = target.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
-    match target[scheme..].strip_prefix(b"://") {
-        Some(rest) if scheme > 0 => {
-            let host = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
-            &rest[host..]
-        }
-        Some(_) | None => target,
-    }
-}
-
-/// Whether all servers read a path alike.
-fn is_plain(path: &[u8]) -> bool {
-    let has_dots = |segment: &[u8]| matches!(segment, b"." | b"..");
-    if path.split(|byte| *byte == b'/').any(has_dots) {
-        return false;
-    }
-    let mut rest = path;
-    while let Some((byte, encoded, after)) = next_byte(rest) {
-        rest = after;
-        if byte.is_ascii_control() || b";\\".contains(&byte) || (byte == b'%') || (encoded && b"/.".contains(&byte)) {
-            return false;
-        }
-    }
-    true
-}
-
 impl Scratch {
     /// Of the patterns of a group that match in one reading, the most specific.
     #[inline]
@@ -446,7 +418,7 @@ impl Scratch {
     fn split_plain(&mut self, target: &[u8]) -> bool {
         self.decoded.clear();
         self.segments.clear();
-        if target.first() != Some(&b'/') {
+        if target.first() != Some(&b'/') || target.get(1) == Some(&b'/') {
             return false;
         }
         let (mut start, mut end) = (1, target.len());
@@ -454,8 +426,8 @@ impl Scratch {
             match byte {
                 b'/' if !self.push_plain(target, (start, at)) => return false,
                 b'/' => start = at + 1,
-                b'%' => return false,
-                b'?' | b'#' => {
+                b'%' | b'#' | b'\\' | b';' => return false,
+                b'?' => {
                     end = at;
                     break;
                 }
@@ -481,7 +453,8 @@ impl Scratch {
         let mut seen = Ambiguity::default();
         self.decoded.clear();
         self.segments.clear();
-        if !path.contains(&b'%') {
+        let is_as_written = !reading.has(Reading::BACKSLASH) && !reading.has(Reading::PARAMETERS);
+        if is_as_written && !path.contains(&b'%') {
             let mut start = 0;
             for segment in path.split(|byte| *byte == b'/') {
                 let end = start + segment.len();
@@ -489,16 +462,18 @@ impl Scratch {
                 start = end + 1;
             }
         } else {
-            let (mut start, mut rest) = (0, path);
+            let (mut start, mut rest, mut in_parameters) = (0, path, false);
             while let Some((byte, encoded, after)) = next_byte(rest) {
                 rest = after;
-                let is_slash = byte == b'/';
-                seen.encoded_slash |= is_slash && encoded;
-                if is_slash && (!encoded || reading.encoded_slash_separates) {
+                seen.encoded_slash |= encoded && reading.is_slash(byte);
+                if reading.separates(byte, encoded) {
                     let end = self.decoded.len();
                     push_segment(&mut self.segments, &self.decoded, (start, end), reading, &mut seen);
-                    start = end;
-                } else {
+                    (start, in_parameters) = (end, false);
+                    continue;
+                }
+                in_parameters |= byte == b';' && !encoded && reading.has(Reading::PARAMETERS);
+                if !in_parameters {
                     self.decoded.push(byte);
                 }
             }
@@ -523,7 +498,7 @@ fn push_segment(
             let is_first = start == 0 && segments.is_empty();
             if !is_first {
                 seen.empty_segment = true;
-                if reading.empty_segments_count {
+                if reading.has(Reading::EMPTY_SEGMENTS) {
                     segments.push((start, end));
                 }
             }
@@ -623,11 +598,35 @@ mod tests {
             "http://example.com/api/v1/search",
             "HTTPS://example.com//api/v1/search?x",
             "/api/v1/search/..//search",
+            "/api\\v1\\search",
+            "\\api\\v1/search",
+            "/api%5Cv1%5csearch",
+            "/api\\x\\..\\v1/search",
+            "//host/api/v1/search",
+            "//host:80/api/x/../v1/search",
+            "/\\host\\api/v1/search",
+            "/x#/../api/v1/search",
+            "/api/v1/search#/../../../x",
+            "/api/v1/search;v=1",
+            "/api;a=b/v1;c/search",
+            "/api/x/..;/v1/search",
+            "/api/v1/search;v=1#top",
+            // More questions than anybody asks: any group.
+            "//x\\y;z#",
         ] {
             assert!(matched("/api/v1/search", "GET", path), "{path}");
         }
-        for path in ["/api/v1/search%3Fq", "/api/v1/%2573earch", "/api/v1/search;v=1", "/api/v1/search%", "*", "api://"]
-        {
+        for path in [
+            "/api/v1/search%3Fq",
+            "/api/v1/%2573earch",
+            "/api/v1/search%3bv=1",
+            "/api/v1/search%",
+            "//host/x/api/v1/search",
+            "/x;/api/v1/search",
+            "/api/v1/search\\x",
+            "*",
+            "api://",
+        ] {
             assert!(!matched("/api/v1/search", "GET", path), "{path}");
         }
     }
@@ -671,7 +670,12 @@ mod tests {
         let endpoints = endpoints(&[&["GET /healthz", "/static/**"]]);
         for (path, expected) in [
             ("/healthz", true),
-            ("//healthz/?probe=1", true),
+            ("/healthz//?probe=1", true),
+            ("//healthz", false),
+            ("//host/healthz", false),
+            ("/healthz#", false),
+            ("/static/x#/../../api", false),
+            ("/static/x%23", false),
             ("/%68ealthz", true),
             ("http://example.org/healthz", true),
             ("/static/a/b", true),
@@ -800,14 +804,15 @@ mod tests {
     /// The definition, on text, slowly.
     mod reference {
         pub(super) fn matches(pattern: &str, path: &str) -> bool {
-            let mut readings = vec![];
-            for encoded_slash_separates in [false, true] {
-                for empty_segments_count in [false, true] {
-                    readings.push(segments(path, encoded_slash_separates, empty_segments_count));
-                }
+            let path = path.split('?').next().unwrap_or_default();
+            let leads = |text: &str| text.len() > 1 && text[..2].chars().all(|c| "/\\".contains(c));
+            let has_backslash = path.contains('\\') || path.contains("%5c");
+            let raised = [path.contains('#'), has_backslash, path.contains(';'), leads(path)];
+            if raised.iter().filter(|raised| **raised).count() > 2 {
+                return true;
             }
             let pattern: Vec<&str> = pattern.split('/').filter(|segment| !segment.is_empty()).collect();
-            readings.iter().any(|path| segments_match(&pattern, path))
+            (0..64).any(|bits| segments_match(&pattern, &segments(path, |bit| bits & 1 << bit != 0)))
         }
 
         fn decode(text: &str) -> String {
@@ -815,16 +820,41 @@ mod tests {
             for (code, c) in [("%2e", "."), ("%2E", "."), ("%61", "a"), ("%62", "b"), ("%2f", "/"), ("%2F", "/")] {
                 decoded = decoded.replace(code, c);
             }
-            decoded
+            decoded.replace("%5c", "\\")
         }
 
-        fn segments(path: &str, encoded_slash_separates: bool, empty_segments_count: bool) -> Vec<String> {
-            let path = path.split('?').next().unwrap_or_default();
-            let path = if encoded_slash_separates { decode(path) } else { path.to_owned() };
+        /// One rewriting of the text after the other.
+        fn segments(path: &str, is: impl Fn(u32) -> bool) -> Vec<String> {
+            let (hash, backslash, parameters, authority, encoded_slash, empty) =
+                (is(0), is(1), is(2), is(3), is(4), is(5));
+            let mut path = path.to_owned();
+            if !hash {
+                path.truncate(path.find('#').unwrap_or(path.len()));
+            }
+            if backslash {
+                path = path.replace('\\', "/");
+            }
+            if authority && let Some(rest) = path.strip_prefix("//") {
+                path = rest[rest.find('/').unwrap_or(rest.len())..].to_owned();
+            }
+            if parameters {
+                let cut = |segment: &str| segment.split(';').next().unwrap_or_default().to_owned();
+                let cut_encoded = |segment: &str| {
+                    // An encoded separator ends parameters where it separates.
+                    let separated = segment.replace("%2F", "%2f").replace("%5c", if backslash { "%2f" } else { "%5c" });
+                    separated.split("%2f").map(cut).collect::<Vec<_>>().join("%2f")
+                };
+                let cut = |segment| if encoded_slash { cut_encoded(segment) } else { cut(segment) };
+                path = path.split('/').map(cut).collect::<Vec<_>>().join("/");
+            }
+            if encoded_slash {
+                path = path.replace("%2F", "/").replace("%2f", "/");
+                path = path.replace("%5c", if backslash { "/" } else { "%5c" });
+            }
             let mut segments: Vec<String> = Vec::new();
             for segment in path.split('/').skip(1).map(decode) {
                 match segment.as_str() {
-                    "" if !empty_segments_count => {}
+                    "" if !empty => {}
                     "." => {}
                     ".." => drop(segments.pop()),
                     _ => segments.push(segment),
@@ -866,7 +896,8 @@ mod tests {
             paths in prop::collection::vec(
                 prop::collection::vec(
                     prop::sample::select(vec![
-                        "/", "/", "/", "a", "b", "c", "ab", ".", "..", "%61", "%62", "%2e", "%2E%2e", "%2F", "%2f", "?a",
+                        "/", "/", "/", "/", "a", "b", "c", "ab", ".", "..", "%61", "%62", "%2e", "%2E%2e", "%2F", "%2f",
+                        "?a", "\\", ";", "#", "%5c",
                     ]),
                     0..12,
                 ),

@@ -12,11 +12,12 @@ use std::{
 use limiter_common::time::UnixMicros;
 use parking_lot::{Mutex, MutexGuard};
 
-use self::{index::KeyHash, near::Near, shard::Shard, watch::Changes};
 pub use self::{
+    crowding::Crowding,
     own::OwnPart,
     watch::{Moment, Watched},
 };
+use self::{index::KeyHash, near::Near, shard::Shard, watch::Changes};
 use super::{
     At, Cell, CellOutcome, CellRef, Charge, CounterKey, Store, StoreError,
     algorithm::View,
@@ -25,6 +26,7 @@ use super::{
 use crate::clock::Clock;
 
 mod adopt;
+mod crowding;
 mod decide;
 mod index;
 mod near;

@@ -8,7 +8,10 @@ use jsonwebtoken::{
 };
 use serde::Deserialize;
 
-use crate::config::{ConfigErrors, JwtAlgorithm, JwtConfig};
+use crate::{
+    config::{ConfigErrors, JwtAlgorithm, JwtConfig},
+    file::read_text,
+};
 
 /// A token without a key id is tried with each.
 const MAX_KEYS: usize = 16;
@@ -52,7 +55,7 @@ pub(super) fn load(config: &JwtConfig) -> Result<Vec<VerifyingKey>, ConfigErrors
     let mut keys = Vec::new();
     for (path, field, read) in sources {
         let Some(path) = path else { continue };
-        let text = match fs::read_to_string(path) {
+        let text = match read_text(path) {
             Ok(text) => text,
             Err(error) => {
                 errors.extend(ConfigErrors::of_io("read the keys of tokens", path, field, &error));

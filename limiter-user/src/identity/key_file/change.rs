@@ -17,6 +17,7 @@ use limiter_common::time::UnixMicros;
 use super::{KeyEntry, NewKey, append, date::rfc_3339, end_of_grace, parse, replace, with_suffix};
 use crate::{
     config::{ConfigErrors, Origin},
+    file::read_text,
     identity::api_key::{KeySecret, id_to_hex},
     store::ApiKeyId,
 };
@@ -39,7 +40,7 @@ impl Locked {
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock_file);
         let lock = lock.map_err(of_io("open the lock", &lock_file))?;
         lock.lock().map_err(of_io("lock", &lock_file))?;
-        let text = match fs::read_to_string(&path) {
+        let text = match read_text(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             Err(error) => return Err(of_io("read the API keys", &path)(error)),

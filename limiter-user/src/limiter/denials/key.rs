@@ -100,7 +100,8 @@ impl Key {
         for attribute in request.attributes {
             text(&mut hasher, attribute.as_text().as_bytes());
         }
-        text(&mut hasher, matches.readings());
+        number(&mut hasher, matches.readings().len());
+        matches.readings().iter().for_each(|readings| hasher.write_u64(*readings));
         for (found, of) in matches.found() {
             number(&mut hasher, found.group);
             hasher.write_u64(u64::from(found.rank) << 32 | u64::from(found.reading));

@@ -194,7 +194,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn caller(number: u8) -> Caller {
     let owner = |id: u8, client: &str, plan: Option<&str>| {
-        Caller::Key(Arc::new(KeyOwner::new(ApiKeyId([id; 16]), client, plan.map(Into::into))))
+        Caller::Key(KeyOwner::new(ApiKeyId([id; 16]), client, plan.map(Into::into)).into())
     };
     match number {
         0 => owner(1, "c_1", None),

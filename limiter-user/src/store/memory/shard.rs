@@ -20,6 +20,8 @@ use crate::store::{
 
 /// Counters that a full shard looks at before it gives one up.
 const SAMPLE: usize = 8;
+/// One in so many counters of a full shard is of those that were charged once: long enough to come back.
+const KEPT_FOR_NEWCOMERS: usize = 4;
 
 /// Two cache lines side by side, which processors fetch together.
 #[derive(Debug)]
@@ -397,19 +399,16 @@ impl Shard {
 
     /// Gives up a counter of a full shard: one that has expired if a few steps of the sweep find one, else the oldest of
     /// those that were charged only once. So whoever comes under ever new names pushes out what came so before, and nobody
-    /// who has come back. Where all have, it is one of a random sample: of those charged least the one that expires first.
+    /// who has come back.
+    ///
+    /// A part of the shard is kept for those charged once: where those who have come back leave no more than that, one of
+    /// them goes. Else each newcomer would push out the one before, and none could ever come back and be limited.
     fn make_room(&mut self, now_us: u64) {
         if self.sweep(SAMPLE, now_us) > 0 {
             return;
         }
-        let victim = self.oldest_newcomer().or_else(|| {
-            let sample = (0..SAMPLE).filter_map(|_| {
-                let slot = self.random_slot();
-                let counter = self.counter(slot)?;
-                Some((counter.charges().ilog2(), counter.expires_us(), slot))
-            });
-            sample.min_by_key(|(charges, expires_us, _)| (*charges, *expires_us)).map(|(_, _, slot)| slot)
-        });
+        let kept = self.capacity / KEPT_FOR_NEWCOMERS;
+        let victim = self.oldest_newcomer(kept).or_else(|| self.least_charged()).or_else(|| self.oldest_newcomer(0));
         if let Some(slot) = victim
             && let Some(entry) = self.remove(slot)
         {
@@ -421,13 +420,26 @@ impl Shard {
         }
     }
 
-    fn oldest_newcomer(&mut self) -> Option<SlotIndex> {
-        while let Some(slot) = self.newcomers.next() {
+    /// Of more than `kept`.
+    fn oldest_newcomer(&mut self, kept: usize) -> Option<SlotIndex> {
+        while self.newcomers.len() > kept
+            && let Some(slot) = self.newcomers.next()
+        {
             if self.counter(slot).is_some_and(|counter| counter.charges() == NonZeroU8::MIN) {
                 return Some(slot);
             }
         }
         None
+    }
+
+    /// Of a random sample of those charged more than once, and of them the one that expires first.
+    fn least_charged(&mut self) -> Option<SlotIndex> {
+        let sample = (0..SAMPLE).filter_map(|_| {
+            let slot = self.random_slot();
+            let counter = self.counter(slot).filter(|counter| counter.charges() > NonZeroU8::MIN)?;
+            Some((counter.charges().ilog2(), counter.expires_us(), slot))
+        });
+        sample.min_by_key(|(charges, expires_us, _)| (*charges, *expires_us)).map(|(_, _, slot)| slot)
     }
 
     fn random(&mut self) -> u64 {
