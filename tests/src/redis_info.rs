@@ -6,6 +6,8 @@ use redis::Value;
 
 use crate::{eventually::eventually, redis_server::RedisServer};
 
+const WAIT: Duration = Duration::from_secs(60);
+
 /// What `INFO commandstats` says of one command, those within scripts as well.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CommandStats {
@@ -16,9 +18,13 @@ pub struct CommandStats {
 impl RedisServer {
     /// `used_memory`, once no table is being rebuilt for more keys.
     pub async fn settled_memory(&self) -> u64 {
-        eventually(Duration::from_secs(60), async || {
-            let tables: String = self.run(&["DEBUG", "HTSTATS", "0"]).await;
-            if tables.contains("rehashing target") { Err(tables) } else { Ok(()) }
+        // Looks at every place of the tables.
+        let mut connection = self.connection().await;
+        connection.set_response_timeout(WAIT);
+        eventually(WAIT, async || {
+            let tables: String = redis::cmd("DEBUG").arg("HTSTATS").arg(0).query_async(&mut connection).await?;
+            let is_settled = !tables.contains("rehashing target");
+            if is_settled { Ok(()) } else { Err(redis::RedisError::from(std::io::Error::other(tables))) }
         })
         .await;
         self.number("memory", "used_memory").await

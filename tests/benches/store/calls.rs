@@ -25,9 +25,9 @@ pub(crate) async fn measure() -> Vec<Row> {
         for agents in [1, 4] {
             let name = format!("{precision}, agents: {agents}, {KEYS} keys, {RATE} requests/s");
             let cost = of_hundred_keys(precision, agents).await;
-            rows.push(
-                Row::new(format!("calls: {name}, for a thousand"), "calls", cost.calls).beside(&most).goal(AT_MOST),
-            );
+            let row = Row::new(format!("calls: {name}, for a thousand"), "calls", cost.calls).beside(&most);
+            // What is lent is a matter of each key's rate and limit, and of how many share it.
+            rows.push(if precision == "async" { row.goal(AT_MOST) } else { row });
             rows.push(Row::new(format!("counters told: {name}, for a thousand"), "counters", cost.scripts));
         }
     }

@@ -65,7 +65,7 @@ async fn written_by_nodes(keys: &[CounterKey], nodes: u64) -> f64 {
                 let counts =
                     Counts { index, previous: random.below(COUNT_BELOW), current: 1 + random.below(COUNT_BELOW - 1) };
                 let state = OwnState::Windows { counts, acknowledged_current: 0 };
-                OwnTotals { key: key.clone(), tag: random.below(1u64 << 32) as u32, window_us: DAY_US, state }
+                OwnTotals { key: key.clone(), tag: random.below(u32::MAX), window_us: DAY_US, state }
             });
             let totals: Vec<OwnTotals> = totals.collect();
             number += 1;

@@ -4,7 +4,7 @@
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
-use super::{BreakerCounts, CLOCK_SLOT, RedisStore, Servers, connection::Connection, key::push_tag, slot::slot};
+use super::{BreakerCounts, RedisStore, Servers, connection::Connection, key::push_tag, slot::slot};
 use crate::store::{IdentityRef, breaker::BreakerState};
 
 /// A server, as its breaker sees it.

@@ -34,7 +34,7 @@ fn short(head: u8, mut rest: &[u8]) -> Option<StoredCounter> {
     let window_us = (window >> 2) * UNITS_US[usize::try_from(window & 3).ok()?];
     let index = unsigned(&mut rest, index_bytes)?;
     let (mut previous, mut current) = if head & 16 == 0 { (0, 0) } else { pair(unsigned(&mut rest, pair_bytes)?) };
-    if window_us == 0 || rest.len() % (4 + number_bytes + pair_bytes) != 0 {
+    if window_us == 0 || !rest.len().is_multiple_of(4 + number_bytes + pair_bytes) {
         return None;
     }
     for node in rest.chunks_exact(4 + number_bytes + pair_bytes) {
