@@ -276,9 +276,8 @@ async fn what_is_taken_and_given_back_meanwhile_is_never_forgotten() {
             let cost = 1 + random.below(4u64);
             match random.below(8u64) {
                 0..3 => {
-                    if node.decide(&cell, Charge::Commit, cost, now_us).outcome == Outcome::Allowed {
-                        node.own += cost;
-                    }
+                    let outcome = node.decide(&cell, Charge::Commit, cost, now_us).outcome;
+                    node.own += if outcome == Outcome::Allowed { cost } else { 0 };
                 }
                 // Often enough that all of it is given back, when a counter has nothing to say but that.
                 3..6 => {
