@@ -691,7 +691,7 @@ mod tests {
             // A clock that stepped back, by less and by more than what is owed, and after a part of that was paid.
             (0, now_us - 200_000, algorithm, 100_000, 0),
             (5, now_us - 200_000, algorithm, 600_000, 5),
-            (5, now_us - 3600 * SECOND, algorithm, 600_000, 5),
+            (5, now_us - 900 * SECOND, algorithm, 600_000, 5),
             // Another limit: what the old one would have had to wait for is no debt of the new one.
             (5, now_us, bucket(5, SECOND), 700_000, 2),
             (
