@@ -53,8 +53,11 @@ impl BucketState {
     pub(super) fn move_to(&mut self, bucket: &Bucket, from_us: u64, window_us: u64, now_us: u64) {
         let now_ns = in_ns(now_us);
         let mut lacks = self.tat_ns.saturating_sub(now_ns);
-        // Time that went by has paid.
-        let mut owed_ns = self.owed_ns().min(lacks.saturating_sub(self.fill_ns));
+        let mut owed_ns = self.owed_ns();
+        if (self.interval_ns, self.fill_ns) != (bucket.interval_ns(), bucket.fill_ns()) || window_us != from_us {
+            // Time that went by has paid, by the old limit. Else it does not matter, nor how often somebody has looked.
+            owed_ns = owed_ns.min(lacks.saturating_sub(self.fill_ns));
+        }
         if window_us != from_us {
             let scaled = |ns: u64| (u128::from(ns) * u128::from(window_us)).div_ceil(u128::from(from_us));
             let scaled = |ns: u64| u64::try_from(scaled(ns)).unwrap_or(u64::MAX);
