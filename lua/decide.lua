@@ -64,10 +64,10 @@ local function restore(cell, counter, at)
     if behind < 0 or behind > 1 or not is_more then return false end
     counter[PREVIOUS], counter[CURRENT] = math.max(counter[PREVIOUS], second), math.max(counter[CURRENT], third)
   elseif cell.kind == BUCKET then
-    local is_later = first > counter[TAT_US] or (first == counter[TAT_US] and second > counter[TAT_NS])
+    local is_later = first > counter[TAT_US] or (first == counter[TAT_US] and second > math.fmod(counter[TAT_NS], 1000))
     if not is_later then return false end
     counter[TAT_US], counter[TAT_NS] = first, second
-    set_ahead(counter, now, ahead(counter, now, cell.fill))
+    set_ahead(counter, now, ahead(counter, now, cell.fill), cell.fill)
   else
     local lacks = first - logged(counter, now)
     if lacks <= 0 or second + cell.window <= now.us then return false end

@@ -16,14 +16,12 @@ use percent_encoding::percent_decode_str;
 
 use crate::{
     active::Active,
-    cli::validate,
     clock::Clock,
-    config::{Config, ConfigErrors, IdentityConfig, IdentityKind},
+    config::{IdentityConfig, IdentityKind},
     identity::{
         ClientAddress, Foreseen, Jwt, KeyOwner, KeySecret, KeyStore, KnownKeys, Verified, api_key::RandomError,
     },
     limiter::Caller,
-    policy::Policy,
     store::SessionId,
 };
 
@@ -108,18 +106,6 @@ impl Callers {
 
     fn identifies_by(&self, kind: IdentityKind) -> bool {
         self.order.contains(&kind)
-    }
-
-    /// Whether `policy` fits the callers: every plan of a key is in it, and its rules are about what requests can present.
-    pub fn check_policy(&self, config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
-        self.keys.with_store(|keys| {
-            let mut errors = validate::check_scopes(config, policy, keys);
-            errors.extend(validate::check_packet_rules(config, policy));
-            if self.identifies_by(IdentityKind::ApiKey) {
-                errors.extend(keys.check_plans(policy));
-            }
-            errors.or(Some(()))
-        })
     }
 
     /// Where nobody is limited by key and no key exists, a Bearer token is the upstream's own and no business of ours.

@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 use super::{callers::Callers, serve::Peer};
 use crate::{
     clock::Stopwatch,
-    config::{Config, ConfigErrors, HeaderFamilies},
+    config::HeaderFamilies,
     host::HostAddresses,
     identity::{AddressHeader, Arrival, ClientAddress, Jwt, KeyStore, client_address},
     limiter::{Caller, Decision, Limiter, Request, Subject},
     metrics::Metrics,
-    policy::{Policy, Scratch},
+    policy::Scratch,
     pressure::{Pressure, Report},
     push::Pusher,
     store::Charge,
@@ -133,11 +133,6 @@ impl Gate {
     /// Makes changed keys of tokens effective.
     pub fn replace_jwt(&self, jwt: Jwt) {
         self.callers.replace_jwt(jwt);
-    }
-
-    /// Whether `policy` fits the callers of an agent with this configuration.
-    pub fn check_policy(&self, config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
-        self.callers.check_policy(config, policy)
     }
 
     /// Waits only where a rule wants Redis to be asked.

@@ -237,6 +237,10 @@ impl<'a, 'c> Judging<'a, 'c> {
             Ok(judged) => {
                 for (place, judged) in places.iter().zip(judged) {
                     self.outcomes[*place] = judged.outcome;
+                    if charge == Charge::Refund {
+                        // Else memory would go on to say that it denies.
+                        self.counters.inform(&self.cells[*place], judged.view, judged.at);
+                    }
                 }
             }
             Err(error) => {

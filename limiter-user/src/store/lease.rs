@@ -56,6 +56,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// late is no reason to use what nobody has counted. Where there is a breaker, it knows sooner.
 const FAILURES_UNTIL_AWAY: u64 = 5;
 const AWAY_AFTER: Duration = Duration::from_secs(3);
+/// Requests that wait in vain for one answer are one failure in this time, and another one after it.
+const LATE_EVERY_US: u64 = 50_000;
 
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -123,6 +125,8 @@ struct Lease {
     holding: Holding,
     /// Ends with the question that is under way, and says whether it was answered.
     under_way: Option<watch::Receiver<bool>>,
+    /// When a request last gave up waiting.
+    late_us: u64,
 }
 
 impl std::fmt::Debug for Leases {
@@ -271,8 +275,29 @@ impl Leases {
         let Some(mut ended) = self.join(&cell.as_cell()) else { return Asked::NoRoom };
         self.0.counts.missed();
         let answered = tokio::time::timeout(deadline, ended.wait_for(|answered| *answered)).await;
-        // An error within is that of a question that ended without an answer.
-        if matches!(answered, Ok(Ok(_))) { Asked::Answered } else { Asked::Unanswered }
+        match answered {
+            Ok(Ok(_)) => Asked::Answered,
+            // The question ended without an answer.
+            Ok(Err(_)) => Asked::Unanswered,
+            Err(_elapsed) => {
+                self.waited_in_vain(&cell.as_cell());
+                Asked::Unanswered
+            }
+        }
+    }
+
+    /// The answer may still come, and is of use to those who come later. But a server that is too slow for requests is to be
+    /// left alone by them as one that fails, or clients would be refused for as long as it is slow.
+    fn waited_in_vain(&self, cell: &CellRef<'_>) {
+        let (hash, local_us) = (cell.hash(), self.local_us());
+        let is_news = self.shard(hash).get(hash, cell).is_none_or(|lease| {
+            let is_news = local_us >= lease.late_us.saturating_add(LATE_EVERY_US);
+            lease.late_us = if is_news { local_us } else { lease.late_us };
+            is_news
+        });
+        if is_news {
+            self.0.redis.was_late(&cell.identity);
+        }
     }
 
     fn join(&self, cell: &CellRef<'_>) -> Option<watch::Receiver<bool>> {
@@ -283,7 +308,8 @@ impl Leases {
             // Another window is another holding: what is held of the old one stays counted until that is over.
             let number = self.0.number.fetch_add(1, Ordering::Relaxed);
             let tag = u32::try_from(self.0.random.hash_one(number) >> 32).unwrap_or(0);
-            let lease = Lease { key: cell.key(), holding: Holding::new(tag, cell.algorithm), under_way: None };
+            let lease =
+                Lease { key: cell.key(), holding: Holding::new(tag, cell.algorithm), under_way: None, late_us: 0 };
             if !shard.begin(hash, lease) {
                 return None;
             }

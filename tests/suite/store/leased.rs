@@ -15,6 +15,7 @@ use limiter_user::{
     limiter::Subject,
     store::{
         Charge,
+        breaker::BreakerConfig,
         redis::{RedisConfig, Topology},
     },
 };
@@ -110,6 +111,27 @@ async fn a_warm_key_does_not_wait_for_a_redis_that_is_far_away() {
     let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
     assert!(hits >= 500 && hits == allowed, "{hits} {allowed}");
     assert!(misses * 100 <= hits, "{misses} of {hits} waited");
+}
+
+/// A Redis that answers, and later than a request waits: its clients come seldom, or once, and go by the rule's
+/// `on_store_failure` as soon as that shows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_too_slow_for_requests_locks_nobody_out() {
+    let server = RedisServer::start().await;
+    let proxy = DelayProxy::start(server.port(), Duration::from_millis(60)).await;
+    let mut config = RedisConfig::new(proxy.url());
+    config.timeout = Duration::from_millis(5);
+    config.breaker = Some(BreakerConfig::default());
+    let fleet = fleet(&leased(1000), &config, 1).await;
+    let mut allowed = [0, 0];
+    for client in 0..100 {
+        let names = ["regular".to_owned(), format!("new-{client}")];
+        for (allowed, name) in allowed.iter_mut().zip(names) {
+            *allowed += u64::from(fleet[0].allows(&user(&name)).await);
+        }
+    }
+    assert!(allowed.iter().all(|allowed| *allowed >= 90), "{allowed:?} of 100");
+    assert!(!fleet[0].is_whole(), "it shows");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -90,6 +90,31 @@ async fn no_node_admits_more_than_all_together_may() {
     }
 }
 
+/// Memory has heard that the strict rule was used up; when another rule denies before Redis is asked, it must not name that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_given_back_is_not_the_reason_of_a_later_denial() {
+    let server = RedisServer::start().await;
+    let config = patient(RedisConfig::new(server.url()));
+    for algorithm in ["sliding_window", "fixed_window", "token_bucket", "sliding_log"] {
+        let long = rule(&format!("long-{algorithm}"), "user", "strict", 6, &format!("algorithm = \"{algorithm}\""));
+        let short = format!("short-{algorithm}");
+        let policy = format!(
+            "{long}[[endpoints]]\nname = \"x\"\nmatch = [\"/x\"]\n[[rules]]\nid = \"{short}\"\nscope = \"user\"\n\
+             precision = \"local\"\nendpoint = \"x\"\nlimit = 2\nwindow = \"10m\"\n"
+        );
+        let node = &fleet(&policy, &config, 1).await[0];
+        let ask = async |path, cost, charge| node.decide(&user("u"), path, cost, charge).await;
+        for (path, cost) in [("/x", 2), ("/", 4)] {
+            assert_eq!(ask(path, cost, Charge::Commit).await.kind, Kind::Allowed, "{algorithm}");
+        }
+        assert_eq!(ask("/", 1, Charge::Commit).await.kind, Kind::Denied, "{algorithm}");
+        assert_eq!(ask("/", 3, Charge::Refund).await.kind, Kind::Allowed, "{algorithm}");
+        let denied = ask("/x", 1, Charge::Commit).await;
+        let rule = denied.answer.expect("a rule denies").rule;
+        assert_eq!((denied.kind, &*rule), (Kind::Denied, &*short), "{algorithm}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denied_request_of_several_precisions_costs_nobody_anything() {
     let server = RedisServer::start().await;

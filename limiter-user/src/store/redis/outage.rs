@@ -50,6 +50,21 @@ impl RedisStore {
         }
     }
 
+    /// A request has waited for the server of this identity as long as it may, and in vain. That is as bad as a call that
+    /// failed, even if the answer comes.
+    pub(in crate::store) fn was_late(&self, identity: &IdentityRef<'_>) {
+        let timeout = self.timeout();
+        let late = |connection: &Connection| connection.breaker().failed(|| format!("no answer in {timeout:?}"));
+        match &self.0.servers {
+            Servers::One(server) => late(server),
+            Servers::Cluster(cluster) => {
+                if let Some(node) = cluster.known_node(slot_of(identity)).flatten() {
+                    late(&node);
+                }
+            }
+        }
+    }
+
     /// Which server of a cluster has this identity's counters, as far as is known. Of one server there is nothing to tell.
     pub(in crate::store) fn server_of(&self, identity: &IdentityRef<'_>) -> Option<String> {
         match &self.0.servers {
