@@ -67,7 +67,7 @@ window = "1h"
             (json!({ "ip": "2001:db8:5:1::1" }), "cidr"),
             (json!({ "api_key": known, "ip": "192.0.2.77" }), "key_id"),
             (json!({ "ip": "192.0.2.77", "path": "/healthz?x=1" }), "path"),
-            (json!({ "ip": "192.0.2.77", "path": "//hooks/a/b", "method": "POST" }), "path"),
+            (json!({ "ip": "192.0.2.77", "path": "/hooks//a/b", "method": "POST" }), "path"),
             // The prefix is looked at first.
             (json!({ "api_key": known, "ip": "203.0.113.9", "path": "/healthz" }), "cidr"),
         ] {

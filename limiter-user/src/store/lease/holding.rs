@@ -491,7 +491,8 @@ mod tests {
             };
             taken += u64::from(matches!(take, Take::Taken { .. }));
         }
-        assert!(taken >= 10_900, "{taken} of 11000");
+        // 97 %.
+        assert!(taken >= 10_670, "{taken} of 11000");
         // 256 in two windows, and some at once.
         assert!((200..350).contains(&asked), "{asked} questions");
     }

@@ -39,6 +39,8 @@ const KINDS: &[(&str, &str)] = &[
 ];
 /// Three heartbeats of the configuration.
 const LONGEST_OF_NODES_MS: i64 = 300;
+/// Much longer than nodes are silent; see `lua/mark.lua`.
+const LONGEST_OF_MARKS_MS: i64 = 600_000;
 const AGENTS: usize = 3;
 const USERS: usize = 30;
 
@@ -105,6 +107,7 @@ async fn look(server: &RedisServer, longest: &HashMap<String, i64>) -> anyhow::R
     let is_wrong = |(name, ttl_ms): &(String, i64)| {
         let longest_ms = match name.as_str() {
             "rl:{nodes}:live" => LONGEST_OF_NODES_MS,
+            mark if mark.ends_with(":mark") => LONGEST_OF_MARKS_MS,
             counter => {
                 let rule = counter.split('}').nth(1).and_then(|rest| rest.split(':').nth(1)).unwrap_or_default();
                 longest.get(rule).copied().unwrap_or(0)
