@@ -105,7 +105,7 @@ elseif is_news then
   -- What this server has forgotten, the node still sees; it saw the others' part as well, so it is not added.
   if not is_known and acknowledged > 0 then lacks = math.max(lacks, seen) end
   -- Where nothing was taken, a bucket that is full keeps the instant since when.
-  if more > 0 or lacked > 0 then set_ahead(counter, now, math.min(lacks, most), rule.fill) end
+  if more > 0 or lacked > 0 or lacks > 0 then set_ahead(counter, now, math.min(lacks, most), rule.fill) end
   own_previous, own_current, changed = 0, total, true
 end
 

@@ -73,7 +73,7 @@ async fn the_script_gives_the_answers_of_all_vectors() {
         for (number, (step, reply)) in case.steps.iter().zip(replies).enumerate() {
             let outcome = outcome(step.allowed, step.never);
             let index = step.now_us / case.window_us;
-            let expected = [step.now_us, 0, outcome, index, step.previous, step.current].map(u64::cast_signed);
+            let expected = [step.now_us, 0, 0, outcome, index, step.previous, step.current].map(u64::cast_signed);
             assert_eq!(reply, expected, "{} step {number}", case.name);
         }
     }
@@ -100,7 +100,7 @@ async fn the_script_gives_the_answers_of_all_gcra_vectors() {
         let replies = run_inside(&server, &case.name, calls).await;
         assert_eq!(replies.len(), case.steps.len());
         for (number, (step, reply)) in case.steps.iter().zip(replies).enumerate() {
-            let [_, 0, outcome_of, tat_us, tat_ns, lacked_ns] = reply[..] else { panic!("{reply:?}") };
+            let [_, 0, 0, outcome_of, tat_us, tat_ns, lacked_ns] = reply[..] else { panic!("{reply:?}") };
             assert_eq!(outcome_of, outcome(step.conforming, step.never).cast_signed(), "{} step {number}", case.name);
             let tat_ns = tat_us.cast_unsigned() * 1000 + tat_ns.cast_unsigned();
             // A bucket that is full is full, however long ago it was filled.
