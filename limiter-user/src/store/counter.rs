@@ -359,7 +359,7 @@ impl Counter {
     pub(super) fn print(&self) -> Print {
         match &self.state {
             State::Windows { counts, .. } => Print::of_counts(&counts.counts(), self.window_us),
-            State::Bucket { bucket, .. } => Print::of_bucket(bucket.tat_ns()),
+            State::Bucket { bucket, .. } => bucket.print(),
             State::Log { log, .. } => Print::of_log(log.lasting()),
         }
     }

@@ -5,7 +5,7 @@
 
 use limiter_common::bucket::Bucket;
 
-use super::{OwnState, in_ns, units};
+use super::{OwnState, Print, in_ns, units};
 
 /// Of a debt, a millisecond.
 const GRAIN_NS_LOG2: u32 = 20;
@@ -67,6 +67,10 @@ impl BucketState {
         (self.interval_ns, self.fill_ns) = (bucket.interval_ns(), bucket.fill_ns());
         self.set_owed(owed_ns);
         self.tat_ns = self.tat_ns.min(now_ns.saturating_add(self.fill_ns).saturating_add(owed_ns));
+    }
+
+    pub(super) fn print(&self) -> Print {
+        Print::of_bucket(self.tat_ns, self.interval_ns, self.fill_ns, self.owed_ns())
     }
 
     #[inline]

@@ -52,8 +52,9 @@ impl Print {
         Self([counts.index, counts.previous, counts.current, window_us])
     }
 
-    pub(super) const fn of_bucket(tat_ns: u64) -> Self {
-        Self([tat_ns, 0, 0, 0])
+    /// With what the bucket was when somebody looked last: what becomes of a debt depends on it.
+    pub(super) const fn of_bucket(tat_ns: u64, interval_ns: u64, fill_ns: u64, owed_ns: u64) -> Self {
+        Self([tat_ns, interval_ns, fill_ns, owed_ns])
     }
 
     pub(super) fn of_log(admissions: impl Iterator<Item = Admission>) -> Self {
