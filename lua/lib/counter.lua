@@ -299,8 +299,9 @@ local function move_to(counter, rule, now)
       set_ahead(counter, now, most, rule.fill)
       return true
     end
-    -- Nobody has taken anything that did not come back: nothing is left to remember of anybody.
-    if lacks == 0 then
+    -- Nobody has taken anything that did not come back, for a window: nothing is left to remember of anybody. Sooner, a node
+    -- that has given all of it back, and has not heard that this is known, would seem to tell of another bucket.
+    if lacks == 0 and now.us - counter[TAT_US] >= counter[WINDOW] then
       for field = #counter, NODES, -1 do counter[field] = nil end
     end
     return changed

@@ -252,13 +252,11 @@ async fn nodes_admit_no_more_than_the_rate_however_long_they_are_asked() {
     }
 }
 
-/// Nothing comes back while this runs, so what all have is what was taken and not given back, whatever was lost on the way and
-/// however much more it is than the bucket holds: but for what two requests cost, where a node gives back while others have
-/// taken more than there was.
+/// Nothing comes back while this runs, so what all have is to the unit what was taken and not given back, whatever was lost
+/// on the way and however much more it is than the bucket holds.
 #[tokio::test]
-async fn what_is_taken_and_given_back_meanwhile_is_not_forgotten() {
+async fn what_is_taken_and_given_back_meanwhile_is_never_forgotten() {
     const BURST: u64 = 30;
-    const MOST_OFF: u64 = 8;
     let day = 24 * 3600 * SECOND;
     let bucket = Bucket::new(BURST, 10 * day, BURST).unwrap();
     let algorithm = Algorithm::TokenBucket { bucket, window_us: 10 * day };
@@ -305,8 +303,7 @@ async fn what_is_taken_and_given_back_meanwhile_is_not_forgotten() {
             // One that has nothing of its own is not asked to tell anything, and hears of the others with its first request.
             if node.own > 0 {
                 let outcome = node.decide(&cell, Charge::Peek, 1, now_us);
-                let off = outcome.remaining.abs_diff(BURST.saturating_sub(all));
-                assert!(off <= MOST_OFF, "seed {seed}: {outcome:?} {all}");
+                assert_eq!(outcome.remaining, BURST.saturating_sub(all), "seed {seed}: {outcome:?} {all}");
             }
         }
         let stranger = OwnTotals {
@@ -322,7 +319,7 @@ async fn what_is_taken_and_given_back_meanwhile_is_not_forgotten() {
             },
         };
         let (_, lacks) = shared.exchange(&key, 1, &stranger, now_us).await;
-        assert!(lacks.abs_diff(all) <= MOST_OFF, "seed {seed}: {lacks} of {all}");
+        assert_eq!(lacks, all, "seed {seed}");
     }
-    assert!(above > 5, "no seed took much more than there was: {above}");
+    assert!(above > 10, "no seed took much more than there was: {above}");
 }
