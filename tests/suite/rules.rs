@@ -132,6 +132,9 @@ window = "1h"
         // Which of two headers is the gateway's cannot be told.
         assert_eq!(ask(&[("X-Forwarded-Uri", "/api"), ("X-Original-URI", "/healthz")]), 429);
         assert_eq!(ask(&[("X-Original-URI", "/healthz"), ("X-Forwarded-Uri", "/healthz")]), 200);
+        assert_eq!(ask(&[("X-Forwarded-Uri", "https://example.org/healthz?x")]), 200);
+        // Where the host ends can be read otherwise.
+        assert_eq!(ask(&[("X-Forwarded-Uri", "https://example.org\\api/healthz")]), 429);
         let appended = http::get(
             &setup.http(),
             "/v1/check/api",
