@@ -219,12 +219,14 @@ fn what_cannot_be_understood_changes_nothing_and_says_why() {
         ("{\"user\": \"a\", \"api_key\": \"b\"}", "both given"),
         ("{\"user\": \"\"}", "1 to 256 bytes"),
         ("{\"user\": \"a\", \"plan\": \"gold\"}", "no plan"),
+        ("{\"api_key\": \"a\", \"plan\": \"pro\"}", "plan is given without user"),
+        ("{\"plan\": \"pro\"}", "give user, or leave plan out"),
     ] {
         let response = http::request(&setup.http(), "POST", "/v1/decide", &[], body).expect("an answer");
         assert_eq!(response.status, 400, "{body}");
         assert!(response.body.contains(message), "{body}: {}", response.body);
     }
-    assert_eq!(agent.metric("limiter_bad_requests_total"), 9.0);
+    assert_eq!(agent.metric("limiter_bad_requests_total"), 11.0);
     assert_eq!(agent.decide(json!({ "ip": "192.0.2.1" }))["remaining"], 29);
 }
 
