@@ -377,7 +377,7 @@ impl Keeper {
             Some(true) => {
                 let max_counters = self.counters.capacity();
                 tracing::warn!(target: "limiter::store", max_counters, "memory is full: counters that still count are \
-                    given up, and their clients limited less; raise store.memory.max_counters");
+                    given up, and their clients limited less; raise store.max_counters");
             }
             Some(false) => {
                 tracing::info!(target: "limiter::store", "no counter was given up for a minute: there is room again");

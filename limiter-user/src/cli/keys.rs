@@ -14,6 +14,7 @@ use crate::{
     clock::SharedClock,
     config::{Config, ConfigErrors, Environment, IdentityConfig, KeyStoreKind, RedisConfig},
     exit::{Exit, Unavailable},
+    file::read_text,
     identity::{
         KeyStore,
         api_key::id_to_hex,
@@ -169,7 +170,7 @@ fn import(arguments: &KeysImportArgs) -> anyhow::Result<()> {
 /// A policy that cannot be read cannot be asked, and whoever adds keys need not be able to read it.
 fn check_plan(config: &Config, plan: &str) -> Result<(), ConfigErrors> {
     let file = &config.policy.file;
-    let text = match std::fs::read_to_string(file) {
+    let text = match read_text(file) {
         Ok(text) => text,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
             // The name goes into the file as it is.
