@@ -113,6 +113,14 @@ fn unknown_keys_are_refused_and_count_against_their_address_alone() {
     assert_eq!(appended.status, 200);
     assert_eq!(agent.check(&[("X-Forwarded-For", "192.0.2.9")]).status, 429);
     assert_eq!(agent.check(&[("X-Forwarded-For", "192.0.2.10")]).status, 200);
+    let ours = format!("lk_{}", "0".repeat(43));
+    for keys in [&[("X-API-Key", &*ours)][..], &[("X-API-Key", "a"), ("X-API-Key", "b")]] {
+        assert_eq!(http::get(&setup.http(), "/v1/check", keys).expect("an answer").status, 401);
+    }
+    for (reason, count) in [("malformed", 32.0), ("unknown", 1.0), ("several", 1.0), ("disabled", 0.0)] {
+        let series = format!("limiter_credentials_refused_total{{credential=\"api_key\",reason=\"{reason}\"}}");
+        assert_eq!(agent.metric(&series), count, "{reason}");
+    }
 }
 
 #[test]

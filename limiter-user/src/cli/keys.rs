@@ -78,7 +78,7 @@ fn add_to_store(config: &Config, client: Option<std::sync::Arc<str>>, plan: Opti
     }
 }
 
-fn now() -> UnixMicros {
+pub(crate) fn now() -> UnixMicros {
     SharedClock::new().local()
 }
 
