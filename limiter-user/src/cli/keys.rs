@@ -224,3 +224,43 @@ fn list(arguments: &ConfigArg) -> anyhow::Result<()> {
         Some(_exit) => anyhow::bail!("writing to standard output failed"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, thread};
+
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+
+    use super::*;
+
+    #[test]
+    fn a_plan_is_looked_for_in_a_regular_file_alone() {
+        const POLICY: &str = "[plans.pro]\n";
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let check = |policy: &str, plan: &str| {
+            let text = format!("[node]\nid = \"n\"\n[policy]\nfile = \"{policy}\"\n");
+            let config = Config::parse(&at("limiter.toml"), &text, Environment::default()).unwrap();
+            check_plan(&config, plan).map_err(|errors| errors.to_string())
+        };
+        fs::write(at("policy.toml"), POLICY).unwrap();
+        mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
+        let pipe = at("pipe");
+        // Whoever reads a pipe as a file gets this, and waits for it; whoever does not leaves this waiting.
+        thread::spawn(move || fs::write(pipe, POLICY));
+        for (policy, plan, says) in [
+            ("policy.toml", "pro", None),
+            ("policy.toml", "gold", Some("there is no plan \"gold\": declared are pro")),
+            ("nothing.toml", "gold", None),
+            ("nothing.toml", "a b", Some("is not 1 to 64 of the characters")),
+            ("pipe", "pro", Some("it is no regular file")),
+        ] {
+            let checked = check(policy, plan);
+            let is_said = match says {
+                None => checked.is_ok(),
+                Some(says) => checked.as_ref().is_err_and(|error| error.contains(says)),
+            };
+            assert!(is_said, "{policy}, {plan}: {checked:?}");
+        }
+    }
+}
