@@ -163,6 +163,7 @@ pub struct RuleMetrics {
     /// The same of other sources that the rule's precision has.
     elsewhere: Vec<(CheckSource, [Counter; Kind::ALL.len()])>,
     shadow_denied: Counter,
+    also_denied: Counter,
     /// By [`FailurePolicy`].
     store_failures: [Counter; FailurePolicy::ALL.len()],
     overshoot: Gauge,
@@ -210,6 +211,15 @@ impl RuleMetrics {
 
     pub fn shadow_denied(&self) -> u64 {
         self.shadow_denied.get()
+    }
+
+    /// The rule denies a request as well, of which another one decided the answer.
+    pub fn count_also_denied(&self) {
+        self.also_denied.inc();
+    }
+
+    pub fn also_denied(&self) -> u64 {
+        self.also_denied.get()
     }
 }
 
@@ -341,8 +351,9 @@ impl Metrics {
         let store_failures = store_failures.try_into().unwrap_or_else(|_| unreachable!("one a policy"));
         let overshoot = self.overshoot.get_or_create(&RuleLabels { rule: id.into() }).clone();
         let overshoot_from = UnixMicros::new(0);
-        let shadow_denied = counter("shadow_denied", CheckSource::Memory);
-        RuleMetrics { decisions, elsewhere, shadow_denied, store_failures, overshoot, overshoot_from }
+        let [shadow_denied, also_denied] =
+            ["shadow_denied", "also_denied"].map(|decision| counter(decision, CheckSource::Memory));
+        RuleMetrics { decisions, elsewhere, shadow_denied, also_denied, store_failures, overshoot, overshoot_from }
     }
 
     /// The same of a rule of a policy that is put in force at `loaded_at`.

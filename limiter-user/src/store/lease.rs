@@ -68,13 +68,15 @@ pub struct LeaseConfig {
     pub spacing: Duration,
     /// After this time a counter that is spent is asked about again.
     pub look_again: Duration,
+    /// Questions whose answers nobody waits for are gathered for so long, and go as one message.
+    pub gather: Duration,
 }
 
 impl LeaseConfig {
     /// Asks about a counter at its ceiling as often as others are shared.
     pub fn with_sync_interval(sync_interval: Duration) -> Self {
         let (horizon, look_again) = (Duration::from_millis(500), Duration::from_millis(250));
-        Self { horizon, spacing: sync_interval, look_again }
+        Self { horizon, spacing: sync_interval, look_again, gather: sync_interval / 2 }
     }
 }
 
@@ -94,6 +96,17 @@ struct Inner {
     generation: AtomicU64,
     counts: Counts,
     health: Mutex<Health>,
+    gather: Duration,
+    /// Of counters of which little is left.
+    gathered: Mutex<Vec<Low>>,
+}
+
+/// A counter that is to be asked about, and what it must be lent to be of use.
+#[derive(Debug)]
+struct Low {
+    hash: u64,
+    key: CounterKey,
+    need: u64,
 }
 
 /// How a question ended.
@@ -125,6 +138,8 @@ struct Lease {
     holding: Holding,
     /// Ends with the question that is under way, and says whether it was answered.
     under_way: Option<watch::Receiver<bool>>,
+    /// A question about it is to be sent soon.
+    is_gathered: bool,
     /// When a request last gave up waiting.
     late_us: u64,
 }
@@ -170,6 +185,7 @@ impl Leases {
             horizon_us: us(config.horizon),
             spacing_us: us(config.spacing),
             look_again_us: us(config.look_again),
+            gather_us: us(config.gather),
         };
         Self(Arc::new(Inner {
             redis,
@@ -181,6 +197,8 @@ impl Leases {
             generation: AtomicU64::new(0),
             counts: Counts::default(),
             health: Mutex::default(),
+            gather: config.gather,
+            gathered: Mutex::default(),
         }))
     }
 
@@ -216,9 +234,10 @@ impl Leases {
             Take::Refused { is_old, .. } => is_old,
             Take::Unknown => false,
         };
-        if refill && lease.under_way.is_none() {
+        if refill && lease.under_way.is_none() && !lease.is_gathered {
             let need = if matches!(take, Take::Refused { .. }) { cell.cost } else { 0 };
-            self.send(lease, need, local_us);
+            lease.is_gathered = true;
+            self.gather(Low { hash, key: lease.key.clone(), need });
         }
         drop(shard);
         match take {
@@ -308,8 +327,13 @@ impl Leases {
             // Another window is another holding: what is held of the old one stays counted until that is over.
             let number = self.0.number.fetch_add(1, Ordering::Relaxed);
             let tag = u32::try_from(self.0.random.hash_one(number) >> 32).unwrap_or(0);
-            let lease =
-                Lease { key: cell.key(), holding: Holding::new(tag, cell.algorithm), under_way: None, late_us: 0 };
+            let lease = Lease {
+                key: cell.key(),
+                holding: Holding::new(tag, cell.algorithm),
+                under_way: None,
+                is_gathered: false,
+                late_us: 0,
+            };
             if !shard.begin(hash, lease) {
                 return None;
             }
@@ -321,19 +345,73 @@ impl Leases {
         Some(self.send(lease, cell.cost, local_us))
     }
 
-    /// Asks in the background.
+    /// Asks in the background, at once.
     fn send(&self, lease: &mut Lease, need: u64, local_us: u64) -> watch::Receiver<bool> {
-        let expired = lease.holding.expired(local_us);
-        self.0.counts.expired(expired);
-        let statement = lease.holding.ask(need, local_us, &self.0.terms);
-        let (ended, under_way) = watch::channel(false);
-        lease.under_way = Some(under_way.clone());
+        let (statement, ended) = self.begin(lease, need, local_us);
+        let under_way = ended.subscribe();
         let (leases, key) = (self.clone(), lease.key.clone());
         tokio::spawn(async move {
             let answered = leases.exchange(&[(key, statement)]).await;
             ended.send_replace(answered);
         });
         under_way
+    }
+
+    /// What to ask about a counter, from now on under way, and what ends that.
+    fn begin(&self, lease: &mut Lease, need: u64, local_us: u64) -> (Statement, watch::Sender<bool>) {
+        self.0.counts.expired(lease.holding.expired(local_us));
+        let (ended, under_way) = watch::channel(false);
+        lease.under_way = Some(under_way);
+        (lease.holding.ask(need, local_us, &self.0.terms), ended)
+    }
+
+    /// Asks soon, together with others.
+    fn gather(&self, low: Low) {
+        let mut gathered = self.0.gathered.lock();
+        gathered.push(low);
+        if gathered.len() == 1 {
+            let leases = self.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(leases.0.gather).await;
+                leases.send_gathered();
+            });
+        }
+    }
+
+    /// A message to each server, so that one which does not answer keeps nobody waiting for the others.
+    fn send_gathered(&self) {
+        let gathered = std::mem::take(&mut *self.0.gathered.lock());
+        let local_us = self.local_us();
+        let mut by_server: HashMap<_, (Vec<_>, Vec<_>)> = HashMap::new();
+        for Low { hash, key, need } in gathered {
+            let mut shard = self.shard(hash);
+            let Some(lease) = shard.find(hash, &key) else { continue };
+            lease.is_gathered = false;
+            // A request that could not wait has asked meanwhile.
+            if lease.under_way.is_some() {
+                continue;
+            }
+            let (statement, ended) = self.begin(lease, need, local_us);
+            drop(shard);
+            let (statements, ends) = by_server.entry(self.0.redis.server_of(&key.identity.borrowed())).or_default();
+            statements.push((key, statement));
+            ends.push(ended);
+        }
+        for (statements, ends) in by_server.into_values() {
+            let leases = self.clone();
+            tokio::spawn(async move { leases.exchange_all(&statements, &ends).await });
+        }
+    }
+
+    /// In messages of a size that Redis is not kept busy by for long.
+    async fn exchange_all(&self, statements: &[(CounterKey, Statement)], ended: &[watch::Sender<bool>]) {
+        for (batch, ended) in statements.chunks(BATCH).zip(ended.chunks(BATCH)) {
+            let answered = self.exchange(batch).await;
+            // Whoever waits meanwhile looks again.
+            for sender in ended {
+                sender.send_replace(answered);
+            }
+        }
     }
 
     /// Tells Redis, and takes what it answers; returns whether it has answered all. Of each counter, `under_way` must be set.
@@ -437,13 +515,7 @@ impl Leases {
                 ended.push(sender);
             }
         }
-        for (batch, ended) in statements.chunks(BATCH).zip(ended.chunks(BATCH)) {
-            let answered = self.exchange(batch).await;
-            // Whoever waits meanwhile looks again.
-            for sender in ended {
-                sender.send_replace(answered);
-            }
-        }
+        self.exchange_all(&statements, &ended).await;
     }
 }
 

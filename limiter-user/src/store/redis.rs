@@ -41,7 +41,7 @@ use self::{
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
     algorithm::View,
-    counter::OwnTotals,
+    counter::{OwnState, OwnTotals},
     fleet::Fleet,
     lease::{Lent, Statement},
 };
@@ -81,6 +81,8 @@ pub const KEY_STORE_ACL_RULES: &str = "+@hash +@sortedset";
 
 /// Whose clock a cluster goes by: that of the node that has this slot, in which heartbeats are.
 const CLOCK_SLOT: u16 = 9928;
+/// Counters that one call of a script shares: enough that what a call costs by itself is little beside them.
+const COUNTERS_OF_CALL: usize = 16;
 
 /// Cheap to clone; all clones share their connections.
 #[derive(Clone, Debug)]
@@ -214,13 +216,34 @@ impl RedisStore {
         deadline: Duration,
     ) -> Result<Vec<Result<SyncReply, StoreError>>, StoreError> {
         const OPERATION: &str = "share counters";
-        let call = |totals: &OwnTotals| {
-            let key = redis_key(&totals.key);
-            Call { slot: slot(key.as_bytes()), command: script::sync(&self.0.sync, number, totals, key.as_bytes()) }
+        let most = match &self.0.servers {
+            Servers::One(_) => COUNTERS_OF_CALL,
+            // In a cluster, a script may have keys of one slot.
+            Servers::Cluster(_) => 1,
         };
-        let calls: Vec<Call> = totals.iter().map(call).collect();
-        let slots: Vec<u16> = calls.iter().map(|call| call.slot).collect();
+        let is_log = |totals: &OwnTotals| matches!(totals.state, OwnState::Log { .. });
+        // Of logs each has its own: one may keep Redis busy for as long as many others.
+        let chunks =
+            || totals.chunk_by(move |one, next| !is_log(one) && !is_log(next)).flat_map(move |of| of.chunks(most));
+        let mut calls = Vec::with_capacity(totals.len().div_ceil(most));
+        let mut slots = Vec::with_capacity(totals.len());
+        for chunk in chunks() {
+            let counters: Vec<_> = chunk.iter().map(|totals| (redis_key(&totals.key).into_bytes(), totals)).collect();
+            slots.extend(counters.iter().map(|(key, _)| slot(key)));
+            let command = script::sync(&self.0.sync, number, &counters);
+            calls.push(Call { slot: slots[slots.len() - chunk.len()], command });
+        }
         let replies = self.run(OPERATION, &self.0.sync, calls, deadline).await?;
+        let mut of_counters = Vec::with_capacity(totals.len());
+        for (reply, chunk) in replies.into_iter().zip(chunks()) {
+            let replies = reply.and_then(|reply| {
+                script::by_counter(reply, chunk.len()).map_err(|misfit| self.bad_reply(OPERATION, misfit))
+            });
+            match replies {
+                Ok(replies) => of_counters.extend(replies.into_iter().map(Ok)),
+                Err(error) => of_counters.extend(chunk.iter().map(|_| Err(error.clone()))),
+            }
+        }
         let parse = |((reply, sent), slot): ((Result<Value, StoreError>, &OwnTotals), u16)| {
             let mut reply = script::synced(reply?, &sent.state).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
             reply.is_of_clock = match &self.0.servers {
@@ -230,7 +253,7 @@ impl RedisStore {
             self.0.calls.values_replaced(u64::from(reply.replaced));
             Ok(reply)
         };
-        Ok(replies.into_iter().zip(totals).zip(slots).map(parse).collect())
+        Ok(of_counters.into_iter().zip(totals).zip(slots).map(parse).collect())
     }
 
     /// Lends what statements ask for, in one pipeline for each server; a reply each, in order. `number` is higher than that of

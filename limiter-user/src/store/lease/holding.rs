@@ -22,6 +22,8 @@ pub(super) struct Terms {
     pub(super) spacing_us: u64,
     /// After this time a counter that is spent is looked at again: others may have given back what they did not use.
     pub(super) look_again_us: u64,
+    /// So long a question may wait for others to go with.
+    pub(super) gather_us: u64,
 }
 
 /// What this node tells the shared store, and asks of it.
@@ -284,7 +286,7 @@ impl Holding {
             let most = demand.max(self.size).saturating_mul(2);
             self.size = in_time(horizon_us).clamp(need.min(most), most);
             // Until the answer to the next question is there, and some more.
-            let lead_us = self.round_trip_us.saturating_mul(2).saturating_add(10_000);
+            let lead_us = self.round_trip_us.saturating_mul(2).saturating_add(10_000 + terms.gather_us);
             self.low = in_time(lead_us).min(self.size / 2);
         }
         (self.asked_us, self.demand) = (local_us.max(1), 0);
@@ -396,7 +398,7 @@ mod tests {
     use super::*;
 
     const SECOND: u64 = 1_000_000;
-    const TERMS: Terms = Terms { horizon_us: 500_000, spacing_us: 12_500, look_again_us: SECOND };
+    const TERMS: Terms = Terms { horizon_us: 500_000, spacing_us: 12_500, look_again_us: SECOND, gather_us: 0 };
     const ALGORITHM: Algorithm = Algorithm::sliding_window(60 * SECOND, 1000);
     /// This host's clock is not the store's.
     const LOCAL: u64 = 77 * SECOND;
