@@ -218,6 +218,70 @@ async fn a_flushed_database_is_noticed_and_filled_again() {
 }
 
 #[tokio::test]
+async fn an_evicted_counter_is_told_again_and_the_others_are_not() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    node.until_connected().await;
+    let (evicted, other) = (daily("evicted", 1000), daily("other", 1000));
+    for _ in 0..5 {
+        node.hit(&evicted);
+    }
+    node.hit(&other);
+    node.until_sent().await;
+    let sent = node.status.get().counters_sent;
+    let () = server.run(&["DEL", "rl:{user:evicted}:daily"]).await;
+    node.hit(&evicted);
+    eventually(WAIT, async || {
+        let stats = node.status.get();
+        if stats.lost_counters == 1 { Ok(()) } else { Err(stats) }
+    })
+    .await;
+    let (another, watch) = (Node::start(&server), Stopwatch::start());
+    another.hit(&evicted);
+    another.until_remaining(&evicted, 993).await;
+    // Longer than it takes to look at the server's mark.
+    while watch.elapsed() < Duration::from_millis(300) {
+        tokio::task::yield_now().await;
+    }
+    let stats = node.status.get();
+    assert_eq!((stats.refills, stats.lost_counters), (0, 1), "{stats:?}");
+    assert!(stats.counters_sent <= sent + 2, "{stats:?} after {sent}");
+}
+
+#[tokio::test]
+async fn a_reconnection_is_looked_at_once() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    node.until_connected().await;
+    node.hit(&daily("u", 1000));
+    node.until_sent().await;
+    let infos = async || {
+        let stats: String = server.run(&["INFO", "commandstats"]).await;
+        let line = stats.lines().find(|line| line.starts_with("cmdstat_info:")).map(str::to_owned);
+        line.and_then(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    for refills in 1..=2 {
+        let before = infos().await;
+        // It loses what it had, and its clients.
+        let () = server.run(&["FLUSHALL"]).await;
+        let _: u64 = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+        eventually(WAIT, async || {
+            let stats = node.status.get();
+            if stats.refills == refills && stats.state == SyncState::Connected { Ok(()) } else { Err(stats) }
+        })
+        .await;
+        node.until_sent().await;
+        let (batches, watch) = (node.status.get(), Stopwatch::start());
+        while watch.elapsed() < Duration::from_millis(300) {
+            tokio::task::yield_now().await;
+        }
+        // Two sections in one question, and two questions of this test.
+        assert_eq!(infos().await - before, 2 + 1, "{batches:?}");
+        assert_eq!(node.status.get().refills, refills);
+    }
+}
+
+#[tokio::test]
 async fn a_redis_that_takes_no_counts_is_never_called_connected() {
     let server = RedisServer::start().await;
     let node = Node::start(&server);
