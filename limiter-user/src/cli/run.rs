@@ -15,17 +15,19 @@ use crate::{agent::Agent, config::Environment, telemetry};
 
 /// Runs the agent until it is told to stop.
 pub(super) fn run(arguments: &ConfigArg) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // Before anything else, since a process that asks to be told of no signal is ended by it, also by a SIGHUP.
+    let (mut interrupt, mut terminate, mut hangup) = {
+        let _entered = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?)
+    };
     let checked = validate::check(&arguments.config, Environment::of_process())?;
     telemetry::init(&checked.environment);
     for note in &checked.notes {
         tracing::warn!(target: "limiter", "{note}");
     }
     allow_many_connections();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut hangup = signal(SignalKind::hangup())?;
         let agent = Agent::build(checked).await?;
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();

@@ -263,7 +263,7 @@ async fn what_is_taken_and_given_back_meanwhile_is_never_forgotten() {
     let cell = Cell { algorithm, ..cell(user("u", "exact"), 0) };
     let mut shared = Shared::start().await;
     let mut above = 0;
-    for seed in 0..60 {
+    for seed in 0..120 {
         let mut random = Random::new(seed);
         let key = format!("rl:{{user:u{seed}}}:exact");
         let mut nodes: Vec<Node> = (0..1 + seed % 4).map(|_| Node::new()).collect();

@@ -126,7 +126,8 @@ fn no_key_lives_for_ever_whoever_is_killed() {
     let runtime = runtime();
     let mut server = runtime.block_on(RedisServer::start_with(KEEPS_DATA));
     let (policy, paths, longest) = policy();
-    let access = format!("timeout = \"20ms\"\nurls = [\"{}\"]\n", server.url());
+    // Longer than Redis is kept waiting by a busy machine.
+    let access = format!("timeout = \"200ms\"\nurls = [\"{}\"]\n", server.url());
     let setups: Vec<Setup> = (0..AGENTS).map(|number| node(&format!("n{number}"), &access, &policy)).collect();
     let mut agents: Vec<Agent<'_>> = setups.iter().map(Setup::start).collect();
     let (answered, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -156,6 +157,8 @@ fn no_key_lives_for_ever_whoever_is_killed() {
                 }
                 5 => {
                     let number = random.below(AGENTS);
+                    // What is graceful about a stop begins with the agent.
+                    until("an agent is ready", WAIT, || agents[number].is_ready().then_some(()));
                     assert!(agents.remove(number).stop().success(), "seed {seed}: {}", setups[number].log());
                     agents.insert(number, setups[number].spawn());
                     "an agent was stopped"
