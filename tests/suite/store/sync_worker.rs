@@ -6,10 +6,11 @@ use limiter_common::sliding_window::Outcome;
 use limiter_tests::{eventually::eventually, redis_server::RedisServer};
 use limiter_user::{
     clock::{Clock, SharedClock, Stopwatch},
+    config::Secret,
     store::{
         Algorithm, Cell, Charge,
         memory::MemoryStore,
-        redis::{RedisConfig, RedisStore},
+        redis::{ACL_RULES, RedisConfig, RedisStore},
         sync::{SyncConfig, SyncState, SyncStatus, SyncWorker},
     },
 };
@@ -277,6 +278,35 @@ async fn a_reconnection_is_looked_at_once() {
         }
         // Two sections in one question, and two questions of this test.
         assert_eq!(infos().await - before, 2 + 1, "{batches:?}");
+        assert_eq!(node.status.get().refills, refills);
+    }
+}
+
+/// Which run of it this is, nobody may ask: any connection may lead to another one, and is one.
+#[tokio::test]
+async fn a_server_that_does_not_tell_who_it_is_is_told_everything_once_for_each_connection() {
+    let server = RedisServer::start().await;
+    let rights = ACL_RULES.replace(" +info", "");
+    let rights: Vec<&str> = rights.split(' ').collect();
+    let () = server.run(&[&["ACL", "SETUSER", "node", "on", ">secret"], &rights[..]].concat()).await;
+    let mut config = RedisConfig::new(server.url());
+    (config.username, config.password) = (Some("node".to_owned()), Some(Secret::new("secret".to_owned())));
+    let node = Node::start_with(&config, 0);
+    node.until_connected().await;
+    node.hit(&daily("u", 1000));
+    node.until_sent().await;
+    for refills in 1..=2 {
+        let killed: u64 = server.run(&["CLIENT", "KILL", "USER", "node"]).await;
+        assert_eq!(killed, 1);
+        eventually(WAIT, async || {
+            let stats = node.status.get();
+            if stats.refills == refills { Ok(()) } else { Err(stats) }
+        })
+        .await;
+        let batches = node.status.get().batches;
+        node.hit(&daily("u", 1000));
+        eventually(WAIT, async || if node.status.get().batches > batches { Ok(()) } else { Err(batches) }).await;
+        node.until_sent().await;
         assert_eq!(node.status.get().refills, refills);
     }
 }
