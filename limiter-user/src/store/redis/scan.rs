@@ -24,8 +24,8 @@ const PAGE: usize = 1000;
 const COUNTERS: &str = "rl:{*:*}:*";
 const OPERATION: &str = "read the counters";
 
-/// How often those are read to whom slots have moved meanwhile.
-const MOST_PASSES: usize = 4;
+/// How often those are read to whom slots have moved meanwhile. Nodes do not agree about that at once.
+const MOST_PASSES: usize = 8;
 
 /// A server, and slots that it has.
 type Owner = (Arc<Connection>, RangeInclusive<u16>);
@@ -48,17 +48,16 @@ impl RedisStore {
             let mut error = None;
             for (node, result) in due.iter().zip(results) {
                 match result {
-                    Ok(()) => read.extend(owners.iter().filter(|(owner, _)| Arc::ptr_eq(owner, node)).cloned()),
+                    Ok(()) => read.extend(owners.iter().filter(|(owner, _)| is_same(owner, node)).cloned()),
                     Err(failed) => error = error.or(Some(failed)),
                 }
             }
             let Servers::Cluster(cluster) = &self.0.servers else { return error.map_or(Ok(()), Err) };
             cluster.look_now(left()).await;
-            let failed = due;
+            let asked = due;
             due = unread(self.owners(), &read);
             let is_news = |node: &Arc<Connection>| {
-                !failed.iter().any(|other| Arc::ptr_eq(other, node))
-                    || read.iter().any(|(owner, _)| Arc::ptr_eq(owner, node))
+                !asked.iter().any(|other| is_same(other, node)) || read.iter().any(|(owner, _)| is_same(owner, node))
             };
             if due.is_empty() {
                 return Ok(());
@@ -174,12 +173,17 @@ fn is_elsewhere(error: &RedisError) -> bool {
     [Moved, Ask, TryAgain, ClusterDown].iter().any(|kind| error.kind() == ErrorKind::Server(*kind))
 }
 
+/// By address: connections come and go with what nodes say of who has which slot.
+fn is_same(one: &Connection, other: &Connection) -> bool {
+    one.name() == other.name()
+}
+
 /// Those who have slots that were not read of them.
 fn unread(owners: Vec<Owner>, read: &[Owner]) -> Vec<Arc<Connection>> {
     let mut unread: Vec<Arc<Connection>> = Vec::new();
     for (owner, slots) in owners {
-        let is_read = |slot: u16| read.iter().any(|(node, slots)| Arc::ptr_eq(node, &owner) && slots.contains(&slot));
-        if !slots.clone().all(is_read) && !unread.iter().any(|node| Arc::ptr_eq(node, &owner)) {
+        let is_read = |slot: u16| read.iter().any(|(node, slots)| is_same(node, &owner) && slots.contains(&slot));
+        if !slots.clone().all(is_read) && !unread.iter().any(|node| is_same(node, &owner)) {
             unread.push(owner);
         }
     }
