@@ -131,8 +131,9 @@ impl Agent {
         let active = Active::derive(policy, proxies, &metrics, &pressure, clock.local()).share();
         let redis = shared.as_ref().map(|(_, redis)| redis.clone());
         let sync = sync.map(|sync| {
-            let active = Arc::clone(&active);
-            sync.with_local(Box::new(move |key| active.load().is_local(key)))
+            let (of_local, of_strict) = (Arc::clone(&active), Arc::clone(&active));
+            sync.with_local(Box::new(move |key| of_local.load().is_local(key)))
+                .with_strict(Box::new(move |key| of_strict.load().is_strict(key)))
         });
         let status = StatusSource::new(
             &config,

@@ -10,7 +10,7 @@ use redis::{Cmd, Value};
 use crate::store::{
     Algorithm, Cell, CellOutcome, Charge,
     algorithm::{View, in_ns},
-    counter::{LoggedAdmission, OwnState, OwnTotals, SharedCounts},
+    counter::{Heard, LoggedAdmission, OwnState, OwnTotals, SharedCounts},
     lease::{Lent, Statement},
     taken_before,
 };
@@ -48,6 +48,10 @@ impl Script {
 
     pub(super) fn mark() -> Self {
         Self::alone("mark.lua", include_str!("../../../../lua/mark.lua").to_owned())
+    }
+
+    pub(super) fn restore() -> Self {
+        Self::new("restore.lua", include_str!("../../../../lua/restore.lua"))
     }
 
     pub(super) fn lease() -> Self {
@@ -359,6 +363,27 @@ pub(super) fn synced(reply: Value, sent: &OwnState) -> Result<SyncReply, Misfit>
     })
 }
 
+/// A call of `restore.lua`.
+pub(super) fn restore(script: &Script, counter: &Heard, key: &[u8]) -> Cmd {
+    let Heard { window_us, view, .. } = counter;
+    let (kind, [interval_ns, burst]) = match view {
+        View::Windows(_) => (WINDOWS, [0; 2]),
+        View::Bucket { .. } => (BUCKET, [counter.interval_ns, counter.fill_ns / counter.interval_ns.max(1)]),
+        View::Log { .. } => (LOG, [0; 2]),
+    };
+    let mut call = script.call(1);
+    call.arg(key).arg(kind).arg(window_us).arg(interval_ns).arg(burst).arg(&heard(Some(view), *window_us));
+    call
+}
+
+/// What `restore.lua` said: whether the key held something that is no counter, and whether this node knew more.
+pub(super) fn restored(reply: Value) -> Result<(bool, bool), Misfit> {
+    match integers(reply)?[..] {
+        [replaced, restored] => Ok((replaced == 1, restored == 1)),
+        ref other => Err(format!("{} numbers", other.len())),
+    }
+}
+
 /// A call of `lease.lua`. `number` grows from message to message.
 pub(super) fn lease(script: &Script, number: u64, parts: u64, statement: &Statement, key: &[u8]) -> Cmd {
     let Statement { tag, algorithm, index, previous, current, need, want } = statement;
@@ -431,6 +456,14 @@ mod tests {
         assert_eq!(reply.matches(',').count(), 6, "{reply}");
         assert!(lent(Value::Array(vec![Value::Int(0); 7])).is_ok());
         assert!(lent(Value::Array(vec![Value::Int(0); 6])).is_err());
+
+        let script = Script::restore();
+        let view = View::Bucket { tat_ns: 1 };
+        let counter = Heard { key: totals(OWN).key, window_us: 1, interval_ns: 1, fill_ns: 1, view };
+        let arguments = restore(&script, &counter, b"k").args_iter().count() - 4;
+        assert!(arguments == 7 && script.text.contains("ARGV[5..7]"));
+        assert_eq!(restored(Value::Array(vec![Value::Int(0), Value::Int(1)])), Ok((false, true)));
+        assert!(restored(Value::Array(vec![Value::Int(0)])).is_err());
 
         let script = Script::decide();
         let cells = [(); 2].map(|()| Cell {
