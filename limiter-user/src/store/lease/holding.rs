@@ -175,7 +175,7 @@ impl Holding {
             self.used += cost;
             self.demand = self.demand.saturating_add(cost);
             let is_low = left - cost < self.low && local_us >= self.ask_from_us;
-            let outcome = self.outcome(Outcome::Allowed, local_us);
+            let outcome = self.outcome(Outcome::Allowed, cost, local_us);
             return Take::Taken { outcome, index: self.index, is_low };
         }
         let Some(told) = self.told else {
@@ -187,7 +187,7 @@ impl Holding {
         match self.algorithm.check(self.view(told.counts, now_us), now_us, cost - left).0 {
             Outcome::Allowed if local_us < self.ask_from_us => {
                 let retry_after_us = self.ask_from_us - local_us;
-                let outcome = self.outcome(Outcome::Denied { retry_after_us }, local_us);
+                let outcome = self.outcome(Outcome::Denied { retry_after_us }, cost, local_us);
                 Take::Refused { outcome, is_old: false }
             }
             Outcome::Allowed => {
@@ -195,10 +195,10 @@ impl Holding {
                 Take::Unknown
             }
             _ if cost > self.algorithm.ceiling() => {
-                Take::Refused { outcome: self.outcome(Outcome::Never, local_us), is_old: false }
+                Take::Refused { outcome: self.outcome(Outcome::Never, cost, local_us), is_old: false }
             }
             denied @ (Outcome::Denied { .. } | Outcome::Never) => {
-                Take::Refused { outcome: self.outcome(denied, local_us), is_old }
+                Take::Refused { outcome: self.outcome(denied, cost, local_us), is_old }
             }
         }
     }
@@ -216,7 +216,7 @@ impl Holding {
     pub(super) fn peek(&self, cost: u64, local_us: u64) -> Option<CellOutcome> {
         let (view, now_us) = self.known(local_us)?;
         let outcome = self.algorithm.check(view, now_us, cost).0;
-        Some(self.outcome(outcome, local_us))
+        Some(self.outcome(outcome, cost, local_us))
     }
 
     /// What the counter stands for without what this node holds and does not use, and the store's time, as far as they are
@@ -238,10 +238,12 @@ impl Holding {
         View::Windows(counts.at(now_us / self.algorithm.window_us()))
     }
 
-    fn outcome(&self, outcome: Outcome, local_us: u64) -> CellOutcome {
+    fn outcome(&self, outcome: Outcome, cost: u64, local_us: u64) -> CellOutcome {
         let Some((view, now_us)) = self.known(local_us) else { return CellOutcome::new(outcome, local_us) };
-        let remaining =
-            if matches!(outcome, Outcome::Denied { .. }) { 0 } else { self.algorithm.remaining(view, now_us) };
+        let remaining = self.algorithm.remaining(view, now_us);
+        // What is left and may not be asked for yet is not there for this request.
+        let is_denied = matches!(outcome, Outcome::Denied { .. });
+        let remaining = if is_denied { remaining.min(cost.saturating_sub(1)) } else { remaining };
         CellOutcome { remaining, ..CellOutcome::new(outcome, self.algorithm.reset_us(view, now_us)) }
     }
 
@@ -472,6 +474,11 @@ mod tests {
         let later = holding.take(&ALGORITHM, 1, LOCAL + 2 * SECOND, &TERMS);
         assert!(matches!(later, Take::Refused { is_old: true, .. }), "{later:?}");
         assert_eq!(holding.take(&ALGORITHM, 1, LOCAL + 51 * SECOND, &TERMS), Take::Unknown);
+        lent(&mut holding, 0, 997, 3 * SECOND);
+        let Take::Refused { outcome, .. } = holding.take(&ALGORITHM, 5, LOCAL + 3 * SECOND + 2000, &TERMS) else {
+            panic!()
+        };
+        assert_eq!(outcome.remaining, 3, "denied by its cost");
         let never = holding.take(&ALGORITHM, 1001, LOCAL, &TERMS);
         assert!(matches!(never, Take::Refused { outcome: CellOutcome { outcome: Outcome::Never, .. }, .. }));
     }
