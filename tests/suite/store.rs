@@ -11,6 +11,7 @@ mod store {
     mod leased;
     mod local;
     mod near;
+    mod reconnects;
     mod redis_only;
     mod remembered;
     mod shared_buckets;
