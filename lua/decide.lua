@@ -54,29 +54,11 @@ local charged_us = refund and tonumber(ARGV[7 * #KEYS + 4])
 -- Nothing where the agent does not say what it heard.
 local after_loss = charge and tonumber(ARGV[7 * #KEYS + 4])
 
--- Makes a counter what the agent heard of it, where that is more.
-local function restore(cell, counter, at)
-  local first, second, third = argument(at), argument(at + 1), argument(at + 2)
-  if cell.kind == WINDOWS then
-    local behind = counter[INDEX] - first
-    if behind == 1 then second, third = third, 0 end
-    local is_more = second > counter[PREVIOUS] or third > counter[CURRENT]
-    if behind < 0 or behind > 1 or not is_more then return false end
-    counter[PREVIOUS], counter[CURRENT] = math.max(counter[PREVIOUS], second), math.max(counter[CURRENT], third)
-  elseif cell.kind == BUCKET then
-    local is_later = first > counter[TAT_US] or (first == counter[TAT_US] and second > math.fmod(counter[TAT_NS], 1000))
-    if not is_later then return false end
-    counter[TAT_US], counter[TAT_NS] = first, second
-    set_ahead(counter, now, ahead(counter, now, cell.fill), cell.fill)
-  else
-    local lacks = first - logged(counter, now)
-    if lacks <= 0 or second + cell.window <= now.us then return false end
-    log_add(counter, 0, 0, math.min(second, now.us), lacks)
-  end
-  return true
-end
-
 local restored, restored_count = {}, 0
+
+local function restore_heard(cell, counter, at)
+  return restore(counter, cell, now, argument(at), argument(at + 1), argument(at + 2))
+end
 
 local function give_back(cell, counter)
   if cell.kind == BUCKET then
@@ -119,7 +101,7 @@ for i, key in ipairs(KEYS) do
     counters[key], stored[key], was_replaced = load(key, cell, now)
     if was_replaced then replaced = replaced + 1 end
     local is_asked = after_loss == 1 or (after_loss and not stored[key])
-    if is_asked and restore(cell, counters[key], 7 * #KEYS + 3 * i + 2) then
+    if is_asked and restore_heard(cell, counters[key], 7 * #KEYS + 3 * i + 2) then
       restored[key], restored_count = true, restored_count + 1
     end
   end

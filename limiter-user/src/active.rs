@@ -2,9 +2,12 @@
 //!
 //! A start and a reload derive the same here. Whoever needs any of it reads one pointer, so all of it changes at once.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use arc_swap::ArcSwap;
@@ -49,6 +52,8 @@ pub struct Active {
     pub limits_keys: bool,
     /// Names of the counters that one node alone has at a time.
     pub local: Vec<Name>,
+    /// Names of the counters that Redis alone decides.
+    pub strict: HashSet<Name>,
     /// Whether memory alone may not be able to decide, for the precision of any rule.
     pub asks_redis: bool,
     /// Whether any rule is about sessions.
@@ -108,12 +113,8 @@ impl Active {
                 .collect(),
             limits_keys: policy.rules.iter().any(|rule| matches!(rule.scope, Scope::Key | Scope::User))
                 || !policy.bypass.key_ids.is_empty(),
-            local: policy
-                .rules
-                .iter()
-                .filter(|rule| rule.precision == Precision::Local)
-                .map(|rule| Arc::clone(&rule.id).into())
-                .collect(),
+            local: names_of(&policy, Precision::Local),
+            strict: names_of(&policy, Precision::Strict),
             asks_redis: policy
                 .rules
                 .iter()
@@ -129,9 +130,18 @@ impl Active {
         self.local.contains(&key.rule)
     }
 
+    /// Whether Redis alone decides a counter.
+    pub fn is_strict(&self, key: &CounterKey) -> bool {
+        self.strict.contains(&key.rule)
+    }
+
     pub fn share(self) -> SharedActive {
         Arc::new(ArcSwap::from_pointee(self))
     }
+}
+
+fn names_of<C: FromIterator<Name>>(policy: &Policy, precision: Precision) -> C {
+    policy.rules.iter().filter(|rule| rule.precision == precision).map(|rule| Arc::clone(&rule.id).into()).collect()
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use crate::{
     dataplane::{self, Dataplane, DataplaneConfig, DataplaneError, KernelDataplane, Tuning},
     events::EventWorker,
     host::HostAddresses,
-    identity::{JwtWatch, KeyFollower, KeyStore, KeyWatch, in_force::KeysInForce, key_follower::KeyUser},
+    identity::{JwtWatch, KeyFollower, KeyStore, KeyWatch, key_follower::KeyUser},
     limiter::{Limiter, Precise},
     metrics::Metrics,
     policy::Policy,
@@ -131,8 +131,9 @@ impl Agent {
         let active = Active::derive(policy, proxies, &metrics, &pressure, clock.local()).share();
         let redis = shared.as_ref().map(|(_, redis)| redis.clone());
         let sync = sync.map(|sync| {
-            let active = Arc::clone(&active);
-            sync.with_local(Box::new(move |key| active.load().is_local(key)))
+            let (of_local, of_strict) = (Arc::clone(&active), Arc::clone(&active));
+            sync.with_local(Box::new(move |key| of_local.load().is_local(key)))
+                .with_strict(Box::new(move |key| of_strict.load().is_strict(key)))
         });
         let status = StatusSource::new(
             &config,
@@ -144,7 +145,8 @@ impl Agent {
         );
         let leases = precise.as_ref().map(|precise| precise.leases.clone());
         let status = status.with_leases(leases.clone());
-        let status = status.with_refusals(jwt.as_ref().map(|(_, watch)| watch.refusals()));
+        let refusals = jwt.as_ref().map(|(_, watch)| watch.refusals()).unwrap_or_default();
+        let status = status.with_refusals(Arc::clone(&refusals));
         let status = Arc::new(status.with_keys(follower.as_ref().map(KeyFollower::status)));
         metrics.register_source(Arc::clone(&status));
         let metrics = Arc::new(metrics);
@@ -175,9 +177,10 @@ impl Agent {
         // Whoever puts keys into Redis says so in the configuration.
         let uses_keys = follower.is_some() || watch.as_ref().is_some_and(KeyWatch::is_in_use);
         let keys = follower.as_ref().map_or(keys, KeyFollower::keys);
-        let keys_in_force = KeysInForce::new(keys.clone());
         let (jwt, jwt_watch) = jwt.unzip();
         let callers = Callers::new(&identity, keys, uses_keys, jwt, Arc::clone(&clock) as Arc<dyn Clock>)?;
+        let callers = callers.counted_by(refusals);
+        let known_keys = callers.keys();
         let gate = Gate::new(
             limiter,
             callers,
@@ -189,7 +192,7 @@ impl Agent {
         let gate = gate.with_headers(families).reporting_to(Arc::clone(&pressure)).observed_by(Arc::clone(&top));
         let gate = Arc::new(gate.naming_clients_by(identity.client_address_header));
         let notes =
-            Notes::new(config.clone(), Arc::clone(&active), keys_in_force.clone(), Arc::clone(&status), checked_notes);
+            Notes::new(config.clone(), Arc::clone(&active), known_keys.clone(), Arc::clone(&status), checked_notes);
         let reloader = Reloader {
             live: live_settings(&config.xdp),
             config,
@@ -197,7 +200,7 @@ impl Agent {
             watch: policy_watch,
             trusted_proxies: identity.trusted_proxies,
             active: Arc::clone(&active),
-            keys: keys_in_force.clone(),
+            keys: known_keys,
             pressure: Arc::clone(&pressure),
             dataplane: dataplane.clone(),
             metrics: Arc::clone(&metrics),
@@ -217,7 +220,6 @@ impl Agent {
             gate,
             keys: watch,
             jwt: jwt_watch,
-            keys_in_force,
             notes,
             counters,
             clock,
@@ -283,12 +285,7 @@ impl Agent {
         let asked = Asked { everything: reload, ..Asked::default() };
         if let Some(keys) = self.keys {
             let gate = Arc::clone(&self.keeper.gate);
-            let user = FollowedUser {
-                gate,
-                keys: self.keeper.keys_in_force.clone(),
-                status: Arc::clone(&status),
-                reload: Arc::clone(&asked.policy),
-            };
+            let user = FollowedUser { gate, status: Arc::clone(&status), reload: Arc::clone(&asked.policy) };
             tasks.spawn(keys.run(user, shutdown.clone()));
         }
         tasks.spawn(self.keeper.run(Arc::clone(&status), Arc::clone(&asked.policy), shutdown.clone()));
@@ -333,7 +330,6 @@ struct Keeper {
     keys: Option<KeyWatch>,
     /// `None` when tokens are not believed.
     jwt: Option<JwtWatch>,
-    keys_in_force: KeysInForce,
     notes: Notes,
     counters: Arc<MemoryStore>,
     clock: Arc<SharedClock>,
@@ -377,7 +373,7 @@ impl Keeper {
             Some(true) => {
                 let max_counters = self.counters.capacity();
                 tracing::warn!(target: "limiter::store", max_counters, "memory is full: counters that still count are \
-                    given up, and their clients limited less; raise store.memory.max_counters");
+                    given up, and their clients limited less; raise store.max_counters");
             }
             Some(false) => {
                 tracing::info!(target: "limiter::store", "no counter was given up for a minute: there is room again");
@@ -417,7 +413,6 @@ impl Keeper {
         match self.keys.as_mut().map(KeyWatch::changed) {
             Some(Ok(Some(keys))) => {
                 tracing::info!(target: "limiter::api", keys = keys.len(), "read the changed key file");
-                self.keys_in_force.replace(keys.clone());
                 self.gate.replace_keys(keys);
                 Seen::NewKeys
             }
@@ -433,7 +428,6 @@ impl Keeper {
 /// Makes keys from Redis effective.
 struct FollowedUser {
     gate: Arc<Gate>,
-    keys: KeysInForce,
     status: Arc<StatusSource>,
     reload: Arc<Notify>,
 }
@@ -441,7 +435,6 @@ struct FollowedUser {
 impl KeyUser for FollowedUser {
     fn replace(&mut self, keys: KeyStore) {
         tracing::info!(target: "limiter::api", keys = keys.len(), "API keys have changed in Redis");
-        self.keys.replace(keys.clone());
         self.gate.replace_keys(keys);
         if self.status.policy_error().is_some() {
             // A policy may have been refused for the secret, which was not there.

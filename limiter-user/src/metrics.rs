@@ -163,6 +163,7 @@ pub struct RuleMetrics {
     /// The same of other sources that the rule's precision has.
     elsewhere: Vec<(CheckSource, [Counter; Kind::ALL.len()])>,
     shadow_denied: Counter,
+    also_denied: Counter,
     /// By [`FailurePolicy`].
     store_failures: [Counter; FailurePolicy::ALL.len()],
     overshoot: Gauge,
@@ -210,6 +211,15 @@ impl RuleMetrics {
 
     pub fn shadow_denied(&self) -> u64 {
         self.shadow_denied.get()
+    }
+
+    /// The rule denies a request as well, of which another one decided the answer.
+    pub fn count_also_denied(&self) {
+        self.also_denied.inc();
+    }
+
+    pub fn also_denied(&self) -> u64 {
+        self.also_denied.get()
     }
 }
 
@@ -341,8 +351,9 @@ impl Metrics {
         let store_failures = store_failures.try_into().unwrap_or_else(|_| unreachable!("one a policy"));
         let overshoot = self.overshoot.get_or_create(&RuleLabels { rule: id.into() }).clone();
         let overshoot_from = UnixMicros::new(0);
-        let shadow_denied = counter("shadow_denied", CheckSource::Memory);
-        RuleMetrics { decisions, elsewhere, shadow_denied, store_failures, overshoot, overshoot_from }
+        let [shadow_denied, also_denied] =
+            ["shadow_denied", "also_denied"].map(|decision| counter(decision, CheckSource::Memory));
+        RuleMetrics { decisions, elsewhere, shadow_denied, also_denied, store_failures, overshoot, overshoot_from }
     }
 
     /// The same of a rule of a policy that is put in force at `loaded_at`.
@@ -447,7 +458,7 @@ pub struct Snapshot {
     /// Reports of load by what they were.
     pub reports: [(&'static str, u64); 3],
     /// Files by what they hold, and whether they cannot be used as they were last read.
-    pub files_not_in_force: [(&'static str, bool); 3],
+    pub files_not_in_force: [(&'static str, bool); 4],
     pub pressure: pressure::Reading,
     /// Sharing through Redis; `None` for a node alone.
     pub shared: Option<Shared>,
@@ -458,7 +469,7 @@ pub struct Snapshot {
     /// API keys in Redis; `None` where they are in a file.
     pub keys: Option<FollowedState>,
     /// Tokens that are not valid, by why; none where tokens are not believed.
-    pub refused_tokens: Vec<(&'static str, u64)>,
+    pub refused_credentials: Vec<([&'static str; 2], u64)>,
 }
 
 /// Sharing through Redis.
@@ -516,8 +527,7 @@ impl<S: Source> Collector for Scraped<S> {
             let labels = [("interface", &**interface)];
             ConstGauge::new(i64::from(*is_attached)).encode(family.encode_family(&labels)?)?;
         }
-        let help =
-            "1 while a file cannot be used as it was last read: what was in force before stays, and a start would fail";
+        let help = "1 while a file is not in force as it was last read: what was before stays, and a start would differ or fail";
         let mut family = encoder.encode_descriptor("file_not_in_force", help, None, MetricType::Gauge)?;
         for (file, is_wrong) in snapshot.files_not_in_force {
             ConstGauge::new(i64::from(is_wrong)).encode(family.encode_family(&[("file", file)])?)?;
@@ -536,12 +546,11 @@ impl<S: Source> Collector for Scraped<S> {
         if let Some(keys) = &snapshot.keys {
             encode_keys(&mut encoder, keys)?;
         }
-        if !snapshot.refused_tokens.is_empty() {
-            let help = "Tokens that were answered with 401, by why they are not valid";
-            let mut family = encoder.encode_descriptor("tokens_refused", help, None, MetricType::Counter)?;
-            for (reason, count) in &snapshot.refused_tokens {
-                ConstCounter::new(*count).encode(family.encode_family(&[("reason", *reason)])?)?;
-            }
+        let help = "API keys and tokens that were answered with 401, by why they are not valid";
+        let mut family = encoder.encode_descriptor("credentials_refused", help, None, MetricType::Counter)?;
+        for ([credential, reason], count) in &snapshot.refused_credentials {
+            let labels = [("credential", *credential), ("reason", *reason)];
+            ConstCounter::new(*count).encode(family.encode_family(&labels)?)?;
         }
         let info =
             encoder.encode_descriptor("build", "Version of the agent and of its maps", None, MetricType::Info)?;

@@ -19,12 +19,12 @@ use crate::{
     clock::SharedClock,
     config::{Config, ConfigErrors, Environment, XdpConfig, difference},
     dataplane::{Dataplane, DataplaneError, ErrorKind, LiveSettings},
-    identity::in_force::KeysInForce,
+    identity::KnownKeys,
     metrics::{Metrics, ReloadResult},
     policy::Policy,
     pressure::Pressure,
     status::StatusSource,
-    watch::FileWatch,
+    watch::{AtStart, FileWatch, NotInForce},
 };
 
 /// How often the file is looked at. It is read after two looks that found the same change: within a second, and not
@@ -42,7 +42,7 @@ pub struct Reloader {
     pub(crate) watch: FileWatch,
     pub(crate) trusted_proxies: Vec<IpNet>,
     pub(crate) active: SharedActive,
-    pub(crate) keys: KeysInForce,
+    pub(crate) keys: KnownKeys,
     pub(crate) pressure: Arc<Pressure>,
     pub(crate) dataplane: Option<Arc<dyn Dataplane>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -70,7 +70,7 @@ pub struct Asked {
 
 /// Why a policy or a configuration was not put in force.
 #[derive(Debug, thiserror::Error)]
-pub enum ReloadError {
+enum ReloadError {
     #[error(transparent)]
     Invalid(#[from] ConfigErrors),
     /// Taken for a write that has not ended, or found no room: nobody means to lift every limit that way.
@@ -80,15 +80,44 @@ pub enum ReloadError {
     Emptied { file: String },
     #[error(transparent)]
     Dataplane(#[from] DataplaneError),
+    /// Of a changed configuration, whose interfaces are as likely the reason as the policy is.
+    #[error("{files}: {error}")]
+    Reconfigure { files: String, error: DataplaneError },
+    #[error("{file} has changed, and was read with {other}, which cannot be used: reload again once that is right")]
+    Waits { file: String, other: String },
 }
 
 impl ReloadError {
     fn result(&self) -> ReloadResult {
         match self {
-            Self::Invalid(_) | Self::Emptied { .. } => ReloadResult::Invalid,
-            Self::Dataplane(error) if error.kind() == ErrorKind::Configuration => ReloadResult::Invalid,
-            Self::Dataplane(_) => ReloadResult::Failed,
+            Self::Invalid(_) | Self::Emptied { .. } | Self::Waits { .. } => ReloadResult::Invalid,
+            Self::Dataplane(error) | Self::Reconfigure { error, .. } if error.kind() == ErrorKind::Configuration => {
+                ReloadResult::Invalid
+            }
+            Self::Dataplane(_) | Self::Reconfigure { .. } => ReloadResult::Failed,
         }
+    }
+
+    fn not_in_force(&self) -> NotInForce {
+        let at_start = match self {
+            Self::Invalid(_) => AtStart::Fails,
+            Self::Emptied { .. } => AtStart::TakesNothing,
+            Self::Dataplane(_) | Self::Reconfigure { .. } | Self::Waits { .. } => AtStart::MayFail,
+        };
+        NotInForce { error: self.to_string(), at_start }
+    }
+}
+
+/// What is wrong with each of the two files, if they were read at all; one of them has something.
+#[derive(Debug)]
+struct Refused {
+    configuration: Option<Box<ReloadError>>,
+    policy: Option<Box<ReloadError>>,
+}
+
+impl<E: Into<ReloadError>> From<E> for Refused {
+    fn from(of_policy: E) -> Self {
+        Self { configuration: None, policy: Some(Box::new(of_policy.into())) }
     }
 }
 
@@ -144,40 +173,56 @@ impl Reloader {
                     }
                 }
                 self.status.set_policy_error(None);
+                if what == What::ConfigurationAndPolicy {
+                    self.status.set_configuration_error(None);
+                }
                 ReloadResult::Ok
             }
-            Err(error) => {
-                let said = match (&error, what) {
-                    // What the kernel refuses is as likely what the configuration says of interfaces.
-                    (ReloadError::Dataplane(error), What::ConfigurationAndPolicy) => {
-                        format!("{} with {file}: {error}", self.config.path.display())
+            Err(Refused { configuration, policy }) => {
+                let files = [("configuration", &configuration), ("policy", &policy)];
+                let mut result = ReloadResult::Invalid;
+                for (file, error) in files.into_iter().filter_map(|(file, error)| Some((file, error.as_ref()?))) {
+                    tracing::error!(target: "limiter", file, %error, "what is in force stays: what was read cannot be used");
+                    if error.result() == ReloadResult::Failed {
+                        result = ReloadResult::Failed;
                     }
-                    (ReloadError::Invalid(_) | ReloadError::Emptied { .. } | ReloadError::Dataplane(_), _) => {
-                        error.to_string()
-                    }
-                };
-                tracing::error!(target: "limiter", error = %said, "what is in force stays: what was read cannot be used");
-                self.status.set_policy_error(Some(said));
-                error.result()
+                }
+                self.status.set_policy_error(policy.as_deref().map(ReloadError::not_in_force));
+                if what == What::ConfigurationAndPolicy {
+                    self.status.set_configuration_error(configuration.as_deref().map(ReloadError::not_in_force));
+                }
+                result
             }
         };
         self.metrics.policy_reloaded(result);
     }
 
     /// Names the settings that have changed with it.
-    fn read_and_put_in_force(&mut self, what: What) -> Result<(Arc<Active>, Vec<&'static str>), ReloadError> {
+    fn read_and_put_in_force(&mut self, what: What) -> Result<(Arc<Active>, Vec<&'static str>), Refused> {
         if what == What::Policy {
             return Ok((self.put_in_force(Policy::load(self.watch.path())?, None)?, Vec::new()));
         }
+        let active = self.active.load_full();
+        let [configuration_file, policy_file] =
+            [&self.config.path, self.watch.path()].map(|path| path.display().to_string());
+        let waits = |has_changed: bool, file: &str, other: &str| {
+            has_changed.then(|| Box::new(ReloadError::Waits { file: file.to_owned(), other: other.to_owned() }))
+        };
+        let configuration_waits = |live: &LiveSettings| waits(*live != self.live, &configuration_file, &policy_file);
+        let policy_waits =
+            |policy: &Policy| waits(policy.text != active.policy.text, &policy_file, &configuration_file);
         // All mistakes of both.
         let read = Config::load(&self.config.path, self.environment.clone());
         let (config, policy) = match (read, Policy::load(self.watch.path())) {
             (Ok(config), Ok(policy)) => (config, policy),
-            (Err(mut errors), policy) => {
-                errors.extend(policy.err().unwrap_or_default());
-                return Err(errors.into());
+            (Ok(config), Err(errors)) => {
+                let configuration = configuration_waits(&live_settings(&config.xdp));
+                return Err(Refused { configuration, ..errors.into() });
             }
-            (Ok(_), Err(errors)) => return Err(errors.into()),
+            (Err(errors), policy) => {
+                let policy = policy.map_or_else(|errors| Some(Box::new(errors.into())), |policy| policy_waits(&policy));
+                return Err(Refused { configuration: Some(Box::new(errors.into())), policy });
+            }
         };
         let mut needs_restart = difference::needs_restart(&self.config, &config);
         if self.dataplane.is_none() && !config.xdp.interfaces.is_empty() {
@@ -185,7 +230,15 @@ impl Reloader {
             needs_restart.push("xdp.interfaces");
         }
         let live = live_settings(&config.xdp);
-        let active = self.put_in_force(policy, Some(&live))?;
+        let (configuration, of_policy) = (configuration_waits(&live), policy_waits(&policy));
+        let active = self.put_in_force(policy, Some(&live)).map_err(|error| match (error, configuration) {
+            (ReloadError::Dataplane(error), Some(_)) => {
+                let files = format!("{configuration_file} with {policy_file}");
+                let configuration = Some(Box::new(ReloadError::Reconfigure { files, error }));
+                Refused { configuration, policy: of_policy }
+            }
+            (error, configuration) => Refused { configuration, ..error.into() },
+        })?;
         for name in &needs_restart {
             tracing::warn!(target: "limiter", "{name} has changed in the configuration, which needs a restart");
         }
@@ -200,7 +253,8 @@ impl Reloader {
         if policy.is_blank() && !self.active.load().policy.is_blank() {
             return Err(ReloadError::Emptied { file: self.watch.path().display().to_string() });
         }
-        validate::check_policy(&self.config, &policy, &self.keys.get()).or(Some(()))?;
+        let has_secret = self.keys.with_store(|keys| keys.secret().is_some());
+        validate::check_policy(&self.config, &policy, has_secret).or(Some(()))?;
         match (&self.dataplane, settings) {
             (Some(dataplane), Some(settings)) => dataplane.reconfigure(settings, &policy)?,
             (Some(dataplane), None) => dataplane.reload(&policy)?,
@@ -232,6 +286,7 @@ mod tests {
     use crate::{
         clock::Clock,
         dataplane::{Protect, fake::FakeDataplane},
+        identity::KeyStore,
         store::memory::MemoryStore,
     };
 
@@ -260,7 +315,7 @@ mod tests {
             watch,
             trusted_proxies: Vec::new(),
             active,
-            keys: KeysInForce::default(),
+            keys: KnownKeys::new(KeyStore::default()).unwrap(),
             pressure,
             dataplane,
             metrics,
@@ -268,6 +323,12 @@ mod tests {
             clock,
             changed: Arc::new(Notify::new()),
         }
+    }
+
+    /// Of the configuration, and of the policy.
+    fn errors(reloader: &Reloader) -> (Option<String>, Option<String>) {
+        let status = reloader.status.read();
+        (status.configuration_error, status.policy.error)
     }
 
     #[test]
@@ -303,10 +364,11 @@ mod tests {
         fs::write(&config, with("mod = 1\n[api]\nhttp = \"7070\"\n")).unwrap();
         fs::write(&file, "alow = []\n").unwrap();
         reloader.reload(What::ConfigurationAndPolicy);
-        let error = reloader.status.policy_error().unwrap();
-        for mistake in ["limiter.toml:5: xdp.mod", "api.http", "policy.toml:1: alow"] {
-            assert!(error.contains(mistake), "{mistake}: {error}");
+        let (of_configuration, of_policy) = errors(&reloader);
+        for mistake in ["limiter.toml:5: xdp.mod", "api.http"] {
+            assert!(of_configuration.as_ref().is_some_and(|error| error.contains(mistake)), "{of_configuration:?}");
         }
+        assert!(of_policy.is_some_and(|error| error.contains("policy.toml:1: alow")));
         assert_eq!((fake.settings(), fake.reloads()), (None, 0));
 
         fs::write(&file, "").unwrap();
@@ -321,14 +383,72 @@ mod tests {
         fs::write(&config, with("")).unwrap();
         fake.fail_next(DataplaneError::NoSuchInterface { interface: "eth1".to_owned() });
         reloader.reload(What::ConfigurationAndPolicy);
+        let (of_configuration, of_policy) = errors(&reloader);
         assert!(
-            reloader
-                .status
-                .policy_error()
+            of_configuration
                 .is_some_and(|error| error.contains("limiter.toml with ") && error.contains("attach to eth1"))
         );
+        assert_eq!(of_policy, None, "it is in force");
         assert_eq!(reloader.status.needs_restart(), ["xdp.mode"]);
         reloader.reload(What::ConfigurationAndPolicy);
-        assert_eq!((reloader.status.policy_error(), reloader.status.needs_restart()), (None, Vec::new()));
+        assert_eq!((errors(&reloader), reloader.status.needs_restart()), ((None, None), Vec::new()));
+    }
+
+    #[test]
+    fn each_file_keeps_its_own_error_until_it_is_in_force() {
+        const CONFIG: &str = "[node]\nid = \"n\"\n";
+        const OTHER: &str = "[node]\nid = \"n\"\n[xdp]\nprotect = \"all\"\n";
+        const RULE: &str = "[[rules]]\nid = \"r\"\nscope = \"ip\"\nlimit = 5\nwindow = \"1s\"\n";
+        let fails = |file| format!("{file} cannot be used as last read, and a start would fail");
+        let may_fail = |file| format!("{file} could not be put in force as last read, and a start may fail as well");
+        let (configuration, policy) = ("the configuration", "the policy");
+        let folder = tempfile::tempdir().unwrap();
+        let (file, config) = (folder.path().join("policy.toml"), folder.path().join("limiter.toml"));
+        fs::write(&file, "# none\n").unwrap();
+        let fake = Arc::new(FakeDataplane::default());
+        let mut reloader = reloader(&file, Arc::clone(&fake));
+        let refuse = || {
+            fake.fail_next(DataplaneError::Load { source: Box::new(io::Error::other("out of memory")) });
+        };
+        // The configuration, the policy, what is read again, whether the kernel refuses it, and what is said then.
+        let both = What::ConfigurationAndPolicy;
+        for (step, (text, rules, what, is_refused, said)) in [
+            ("mod = 1\n", "# none\n", both, false, vec![fails(configuration)]),
+            ("mod = 1\n", RULE, What::Policy, false, vec![fails(configuration)]),
+            ("mod = 1\n", "alow = []\n", What::Policy, false, vec![fails(configuration), fails(policy)]),
+            (CONFIG, "alow = []\n", both, false, vec![fails(policy)]),
+            (OTHER, "alow = []\n", both, false, vec![may_fail(configuration), fails(policy)]),
+            (OTHER, RULE, What::Policy, false, vec![may_fail(configuration)]),
+            (OTHER, RULE, both, true, vec![may_fail(configuration)]),
+            (OTHER, "# none\n", both, true, vec![may_fail(configuration), may_fail(policy)]),
+            ("mod = 1\n", "# none\n", both, false, vec![fails(configuration), may_fail(policy)]),
+            (OTHER, RULE, both, false, vec![]),
+            (OTHER, "# none\n", both, true, vec![may_fail(policy)]),
+            (OTHER, "", What::Policy, false, vec!["the policy is gone or empty as last read".to_owned()]),
+            (OTHER, "# none\n", What::Policy, false, vec![]),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            fs::write(&config, text).unwrap();
+            fs::write(&file, rules).unwrap();
+            if is_refused {
+                refuse();
+            }
+            reloader.reload(what);
+            let status = reloader.status.read();
+            let is_said = status.degraded_by.len() == said.len()
+                && said.iter().zip(&status.degraded_by).all(|(said, by)| by.starts_with(said));
+            assert!(is_said, "step {step}: {:?} and not {said:?}", status.degraded_by);
+            let wrong = |file| reloader.status.files_not_in_force().contains(&(file, true));
+            let has = |file: &str| said.iter().any(|said| said.starts_with(file));
+            assert_eq!((wrong("configuration"), wrong("policy")), (has(configuration), has(policy)), "step {step}");
+            let (of_configuration, of_policy) = errors(&reloader);
+            assert_eq!(
+                (of_configuration.is_some(), of_policy.is_some()),
+                (has(configuration), has(policy)),
+                "step {step}"
+            );
+        }
     }
 }

@@ -30,6 +30,7 @@ use crate::{
         redis::{RedisStore, Shard},
         sync::{SyncState, SyncStats, SyncStatus},
     },
+    watch::NotInForce,
 };
 
 /// The whole answer.
@@ -49,6 +50,9 @@ pub struct Status {
     pub notes: Vec<String>,
     pub xdp: Option<XdpStatus>,
     pub policy: PolicyStatus,
+    /// Why the configuration as it was last read is not in force.
+    #[serde(default)]
+    pub configuration_error: Option<String>,
     /// Why the key file as it was last read is not in force.
     #[serde(default)]
     pub key_file_error: Option<String>,
@@ -88,7 +92,7 @@ pub struct PolicyStatus {
     pub file: String,
     /// When the policy in force was loaded, in epoch seconds.
     pub loaded_at: u64,
-    /// Why the file, or the configuration, as it was last read, is not in force.
+    /// Why the file, as it was last read, is not in force.
     pub error: Option<String>,
     /// Settings of the configuration, as it was last read, that take effect after a restart.
     #[serde(default)]
@@ -217,15 +221,35 @@ pub struct RuleStatus {
     pub adaptive: Option<AdaptiveStatus>,
 }
 
+/// Files that were read and are not in force: what was before stays.
+#[derive(Debug, Default)]
+struct FilesNotInForce {
+    configuration: Option<NotInForce>,
+    policy: Option<NotInForce>,
+    key_file: Option<NotInForce>,
+    token_keys: Option<NotInForce>,
+}
+
+impl FilesNotInForce {
+    /// Each with its label, and as a sentence begins with it.
+    const fn all(&self) -> [(&'static str, &'static str, Option<&NotInForce>); 4] {
+        let Self { configuration, policy, key_file, token_keys } = self;
+        [
+            ("configuration", "the configuration", configuration.as_ref()),
+            ("policy", "the policy", policy.as_ref()),
+            ("api_keys", "the key file", key_file.as_ref()),
+            ("token_keys", "the keys of tokens", token_keys.as_ref()),
+        ]
+    }
+}
+
 /// Reads everything that has a state.
 pub struct StatusSource {
     node: String,
     started: Stopwatch,
     active: SharedActive,
     policy_file: String,
-    policy_error: Mutex<Option<String>>,
-    key_file_error: Mutex<Option<String>>,
-    token_keys_error: Mutex<Option<String>>,
+    not_in_force: Mutex<FilesNotInForce>,
     notes: Mutex<Vec<String>>,
     needs_restart: Mutex<Vec<&'static str>>,
     store: &'static str,
@@ -234,7 +258,7 @@ pub struct StatusSource {
     shared: Option<(SyncStatus, RedisStore)>,
     leases: Option<Leases>,
     keys: Option<FollowedKeys>,
-    refusals: Option<Arc<Refusals>>,
+    refusals: Arc<Refusals>,
     pressure: Arc<Pressure>,
     ready: AtomicBool,
 }
@@ -259,9 +283,7 @@ impl StatusSource {
             started: Stopwatch::start(),
             active,
             policy_file: config.policy.file.display().to_string(),
-            policy_error: Mutex::new(None),
-            key_file_error: Mutex::new(None),
-            token_keys_error: Mutex::new(None),
+            not_in_force: Mutex::default(),
             notes: Mutex::new(Vec::new()),
             needs_restart: Mutex::new(Vec::new()),
             store: match config.store.kind {
@@ -273,7 +295,7 @@ impl StatusSource {
             shared,
             leases: None,
             keys: None,
-            refusals: None,
+            refusals: Arc::default(),
             pressure,
             ready: AtomicBool::new(false),
         }
@@ -293,9 +315,9 @@ impl StatusSource {
         self
     }
 
-    /// Says how many tokens were refused.
+    /// Says how many keys and tokens were refused.
     #[must_use]
-    pub fn with_refusals(mut self, refusals: Option<Arc<Refusals>>) -> Self {
+    pub fn with_refusals(mut self, refusals: Arc<Refusals>) -> Self {
         self.refusals = refusals;
         self
     }
@@ -309,37 +331,34 @@ impl StatusSource {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// What is wrong with the policy file, as it was last read.
-    pub fn set_policy_error(&self, error: Option<String>) {
-        *self.policy_error.lock() = error;
+    /// Why the policy file, as it was last read, is not in force.
+    pub fn set_policy_error(&self, error: Option<NotInForce>) {
+        self.not_in_force.lock().policy = error;
+    }
+
+    /// Why the configuration, as it was last read, is not in force.
+    pub fn set_configuration_error(&self, error: Option<NotInForce>) {
+        self.not_in_force.lock().configuration = error;
     }
 
     pub fn policy_error(&self) -> Option<String> {
-        self.policy_error.lock().clone()
+        error_of(self.not_in_force.lock().policy.as_ref())
     }
 
     /// What is wrong with the key file, and with the keys of tokens, as they were last read.
-    pub fn set_key_errors(&self, key_file: Option<&str>, token_keys: Option<&str>) {
-        for (shown, error) in [(&self.key_file_error, key_file), (&self.token_keys_error, token_keys)] {
-            let mut shown = shown.lock();
-            if shown.as_deref() != error {
-                *shown = error.map(str::to_owned);
-            }
-        }
+    pub fn set_key_errors(&self, key_file: Option<&NotInForce>, token_keys: Option<&NotInForce>) {
+        let mut shown = self.not_in_force.lock();
+        shown.key_file = key_file.cloned();
+        shown.token_keys = token_keys.cloned();
     }
 
     pub fn set_notes(&self, notes: Vec<String>) {
         *self.notes.lock() = notes;
     }
 
-    /// Files that were read and cannot be used: what was in force before stays, and the next start fails.
-    pub fn files_not_in_force(&self) -> [(&'static str, bool); 3] {
-        let is_wrong = |error: &Mutex<Option<String>>| error.lock().is_some();
-        [
-            ("policy", is_wrong(&self.policy_error)),
-            ("api_keys", is_wrong(&self.key_file_error)),
-            ("token_keys", is_wrong(&self.token_keys_error)),
-        ]
+    /// Files that were read and are not in force.
+    pub fn files_not_in_force(&self) -> [(&'static str, bool); 4] {
+        self.not_in_force.lock().all().map(|(label, _, error)| (label, error.is_some()))
     }
 
     /// What the running agent does not have of the configuration, as it was last read.
@@ -399,15 +418,8 @@ impl StatusSource {
         by.extend(self.keys.iter().filter_map(FollowedKeys::degraded_by));
         let missing = self.dataplane.iter().flat_map(|dataplane| dataplane.missing());
         by.extend(missing.map(|interface| format!("nothing is limited on {}: {}", interface.name, interface.reason)));
-        let files = [
-            (&self.policy_error, "the policy or the configuration"),
-            (&self.key_file_error, "the key file"),
-            (&self.token_keys_error, "the keys of tokens"),
-        ];
-        let wrong = files.iter().filter(|(error, _)| error.lock().is_some());
-        by.extend(wrong.map(|(_, what)| {
-            format!("{what} cannot be used as last read, and a start would fail: \"limiter validate\" says why")
-        }));
+        let files = self.not_in_force.lock();
+        by.extend(files.all().into_iter().filter_map(|(_, file, error)| Some(error?.at_start.tell(file))));
         by
     }
 
@@ -418,6 +430,8 @@ impl StatusSource {
         let rules = active.policy.rules.iter().zip(&active.metrics).zip(&active.shares);
         let reading = self.pressure.reading();
         let degraded_by = self.degraded_by();
+        let [configuration_error, policy_error, key_file_error, token_keys_error] =
+            self.not_in_force.lock().all().map(|(.., error)| error_of(error));
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.node.clone(),
@@ -426,13 +440,14 @@ impl StatusSource {
             degraded: !degraded_by.is_empty(),
             degraded_by,
             notes: self.notes.lock().clone(),
-            key_file_error: self.key_file_error.lock().clone(),
-            token_keys_error: self.token_keys_error.lock().clone(),
+            configuration_error,
+            key_file_error,
+            token_keys_error,
             xdp: self.dataplane.as_deref().map(xdp),
             policy: PolicyStatus {
                 file: self.policy_file.clone(),
                 loaded_at: active.loaded_at.get() / 1_000_000,
-                error: self.policy_error(),
+                error: policy_error,
                 needs_restart: self.needs_restart().into_iter().map(str::to_owned).collect(),
             },
             store: StoreStatus {
@@ -461,6 +476,10 @@ impl StatusSource {
             rules: rules.map(|((rule, metrics), share)| rule_status(rule, metrics, share.as_ref())).collect(),
         }
     }
+}
+
+fn error_of(file: Option<&NotInForce>) -> Option<String> {
+    file.map(|file| file.error.clone())
 }
 
 fn shard_status(shard: Shard, sync: Option<&SyncStats>) -> ShardStatus {
@@ -634,7 +653,7 @@ impl Source for Arc<StatusSource> {
             overshoot_bounds: self.shared.as_ref().map(|(sync, _)| sync.overshoot_bounds()).unwrap_or_default(),
             leases: self.leases.as_ref().map(Leases::stats),
             keys: self.keys.as_ref().map(FollowedKeys::get),
-            refused_tokens: self.refusals.as_ref().map(|refusals| refusals.counts().collect()).unwrap_or_default(),
+            refused_credentials: self.refusals.counts().collect(),
         }
     }
 }

@@ -121,6 +121,17 @@ pub struct CounterKey {
     pub rule: Name,
 }
 
+impl CounterKey {
+    /// Where the hash of a counter leads.
+    pub(crate) fn hash(&self) -> u64 {
+        hash_of(&self.identity.borrowed(), &self.rule)
+    }
+}
+
+fn hash_of(identity: &IdentityRef<'_>, rule: &Name) -> u64 {
+    identity.hash() ^ rule.hash_of_text().rotate_left(17)
+}
+
 /// One counter that a request touches.
 #[derive(Clone, Debug)]
 pub struct Cell {
@@ -179,9 +190,9 @@ impl CellRef<'_> {
         self.rule == other.rule && self.identity == other.identity
     }
 
-    /// Where the hash of a counter leads.
+    /// As that of its key.
     pub(crate) fn hash(&self) -> u64 {
-        self.identity.hash() ^ self.rule.hash_of_text().rotate_left(17)
+        hash_of(&self.identity, self.rule)
     }
 
     #[inline]

@@ -7,6 +7,44 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// A file that is not in force as it was last read: what was in force before stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotInForce {
+    /// Why, with the name of the file.
+    pub error: String,
+    pub at_start: AtStart,
+}
+
+/// What a start would make of a file that is not in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtStart {
+    /// It would fail: what is in the file is wrong.
+    Fails,
+    /// What can be a mishap while an agent runs is an empty file to one that starts.
+    TakesNothing,
+    /// It depends on more than the file: on the kernel, its memory, interfaces, or on another file.
+    MayFail,
+}
+
+impl AtStart {
+    /// What is said of `file`, in short.
+    pub fn tell(self, file: &str) -> String {
+        match self {
+            Self::Fails => {
+                format!("{file} cannot be used as last read, and a start would fail: \"limiter validate\" says why")
+            }
+            Self::TakesNothing => {
+                format!(
+                    "{file} is gone or empty as last read, and a start would do without all that it said: put it back"
+                )
+            }
+            Self::MayFail => format!(
+                "{file} could not be put in force as last read, and a start may fail as well: \"limiter status\" says why"
+            ),
+        }
+    }
+}
+
 /// What of a file differs after it was written or replaced: device, inode, length and time of the last change.
 /// `None` when it cannot be looked at.
 pub type Stamp = Option<(u64, u64, u64, i64, i64)>;

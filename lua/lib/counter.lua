@@ -316,6 +316,28 @@ local function move_to(counter, rule, now)
   return changed
 end
 
+-- Makes a counter what somebody has heard of it, where that is more; returns whether it is. Of windows that is the index and
+-- both counts; of a bucket its instant, in microseconds and nanoseconds; of a log the units used and the microseconds of the newest.
+local function restore(counter, rule, now, first, second, third)
+  if rule.kind == WINDOWS then
+    local behind = counter[INDEX] - first
+    if behind == 1 then second, third = third, 0 end
+    local is_more = second > counter[PREVIOUS] or third > counter[CURRENT]
+    if behind < 0 or behind > 1 or not is_more then return false end
+    counter[PREVIOUS], counter[CURRENT] = math.max(counter[PREVIOUS], second), math.max(counter[CURRENT], third)
+  elseif rule.kind == BUCKET then
+    -- What was heard beyond the whole bucket may be a debt, or the work of a clock.
+    local heard = ahead({ nil, nil, first, second }, now, rule.fill)
+    if heard <= ahead(counter, now, MAX) then return false end
+    set_ahead(counter, now, heard, rule.fill)
+  else
+    local lacks = first - logged(counter, now)
+    if lacks <= 0 or second + rule.window <= now.us then return false end
+    log_add(counter, 0, 0, math.min(second, now.us), lacks)
+  end
+  return true
+end
+
 local function is_counter(value)
   if type(value) ~= 'table' or #value < CURRENT or (#value - CURRENT) % 4 ~= 0 then return false end
   for field = 1, #value do

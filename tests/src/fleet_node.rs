@@ -77,10 +77,11 @@ impl FleetNode {
         config.interval = sync_interval;
         // The machine may be busy; a round that fails for that is not what is tested.
         config.batch_deadline = Duration::from_millis(500);
-        let local = active.clone();
+        let (local, strict) = (active.clone(), active.clone());
         let mut worker = SyncWorker::new(memory.clone(), store.clone(), clock.clone(), config)
             .probing(probed)
-            .with_local(Box::new(move |key| local.load().is_local(key)));
+            .with_local(Box::new(move |key| local.load().is_local(key)))
+            .with_strict(Box::new(move |key| strict.load().is_strict(key)));
         worker.round().await;
         let status = worker.status();
         let shutdown = CancellationToken::new();

@@ -670,18 +670,22 @@ fn a_wrong_configuration_changes_nothing_and_says_everything() {
         let count = agent.reloads(result);
         agent.hang_up();
         until("it is refused", WAIT, || (agent.reloads(result) > count).then_some(()));
-        let error = agent.status()["policy"]["error"].to_string();
+        let status = agent.status();
+        let error = status["configuration_error"].to_string();
         for word in says {
             assert!(error.contains(word), "{word}: {error}");
             assert!(setup.log().contains(word), "{word}: {}", setup.log());
         }
+        let of_file = |file| agent.metric(&format!("limiter_file_not_in_force{{file=\"{file}\"}}"));
+        assert_eq!((&status["policy"]["error"], of_file("configuration"), of_file("policy")), (&Value::Null, 1.0, 0.0));
         assert_eq!(net.gateway(|| [INTERFACE, SECOND_INTERFACE, "other0"].map(xdp_of)), before, "{configuration}");
         assert_eq!(link_pins(&net).len(), 1, "{configuration}");
     }
     drop(foreign.expect("the other program"));
     setup.configure(&xdp(&net, &[INTERFACE], ""));
     agent.reload("");
-    assert_eq!(agent.status()["policy"]["error"], Value::Null);
+    let status = agent.status();
+    assert_eq!((&status["policy"]["error"], &status["configuration_error"]), (&Value::Null, &Value::Null));
 }
 
 #[test]

@@ -113,6 +113,14 @@ fn unknown_keys_are_refused_and_count_against_their_address_alone() {
     assert_eq!(appended.status, 200);
     assert_eq!(agent.check(&[("X-Forwarded-For", "192.0.2.9")]).status, 429);
     assert_eq!(agent.check(&[("X-Forwarded-For", "192.0.2.10")]).status, 200);
+    let ours = format!("lk_{}", "0".repeat(43));
+    for keys in [&[("X-API-Key", &*ours)][..], &[("X-API-Key", "a"), ("X-API-Key", "b")]] {
+        assert_eq!(http::get(&setup.http(), "/v1/check", keys).expect("an answer").status, 401);
+    }
+    for (reason, count) in [("malformed", 32.0), ("unknown", 1.0), ("several", 1.0), ("disabled", 0.0)] {
+        let series = format!("limiter_credentials_refused_total{{credential=\"api_key\",reason=\"{reason}\"}}");
+        assert_eq!(agent.metric(&series), count, "{reason}");
+    }
 }
 
 #[test]
@@ -167,7 +175,13 @@ fn a_header_of_the_clients_own_takes_no_rule_away() {
     assert_eq!(twice("X-Original-URI", "/elsewhere", "/healthz"), 200);
     let many: Vec<String> = (0..17).map(|number| format!("/{number}")).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|path| ("X-Original-URI", &**path)).collect();
-    assert_eq!(http::get(&setup.http(), "/v1/check", &many).expect("an answer").status, 400);
+    let too_many = http::get(&setup.http(), "/v1/check", &many).expect("an answer");
+    assert_eq!(too_many.status, 400);
+    assert!(too_many.body.contains("let the gateway set one of x-original-method"), "{too_many:?}");
+    // What is said twice is no further request.
+    let same = [&many[..15], &[("X-Original-URI", "/api/v1/search"), ("X-Original-Method", "GET")]].concat();
+    let target = "/v1/check/api/v1/search";
+    assert_eq!(http::get(&setup.http(), target, &same).expect("an answer").status, 200, "a request of nobody's");
     let appended = |more: &[(&str, &str)]| {
         let headers = [&[("X-API-Key", &*key)], more].concat();
         http::get(&setup.http(), "/v1/check/api/v1/search", &headers).expect("an answer").status
@@ -213,12 +227,14 @@ fn what_cannot_be_understood_changes_nothing_and_says_why() {
         ("{\"user\": \"a\", \"api_key\": \"b\"}", "both given"),
         ("{\"user\": \"\"}", "1 to 256 bytes"),
         ("{\"user\": \"a\", \"plan\": \"gold\"}", "no plan"),
+        ("{\"api_key\": \"a\", \"plan\": \"pro\"}", "plan is given without user"),
+        ("{\"plan\": \"pro\"}", "give user, or leave plan out"),
     ] {
         let response = http::request(&setup.http(), "POST", "/v1/decide", &[], body).expect("an answer");
         assert_eq!(response.status, 400, "{body}");
         assert!(response.body.contains(message), "{body}: {}", response.body);
     }
-    assert_eq!(agent.metric("limiter_bad_requests_total"), 9.0);
+    assert_eq!(agent.metric("limiter_bad_requests_total"), 11.0);
     assert_eq!(agent.decide(json!({ "ip": "192.0.2.1" }))["remaining"], 29);
 }
 

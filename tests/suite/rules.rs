@@ -132,6 +132,9 @@ window = "1h"
         // Which of two headers is the gateway's cannot be told.
         assert_eq!(ask(&[("X-Forwarded-Uri", "/api"), ("X-Original-URI", "/healthz")]), 429);
         assert_eq!(ask(&[("X-Original-URI", "/healthz"), ("X-Forwarded-Uri", "/healthz")]), 200);
+        assert_eq!(ask(&[("X-Forwarded-Uri", "https://example.org/healthz?x")]), 200);
+        // Where the host ends can be read otherwise.
+        assert_eq!(ask(&[("X-Forwarded-Uri", "https://example.org\\api/healthz")]), 429);
         let appended = http::get(
             &setup.http(),
             "/v1/check/api",
@@ -515,6 +518,27 @@ mod modes {
             assert!(of_enforced > 0.0, "{fields}");
             assert_eq!(count("shadowed", "shadow_denied"), of_enforced, "{fields}");
         }
+    }
+
+    #[test]
+    fn a_twin_counts_what_a_rule_denies_whichever_rule_decides() {
+        let policy = "[[rules]]\nid = \"own\"\nscope = \"user\"\nlimit = 2\nwindow = \"1h\"\n\
+                      [[rules]]\nid = \"twin\"\nscope = \"user\"\nlimit = 2\nwindow = \"1h\"\nmode = \"shadow\"\n\
+                      [[rules]]\nid = \"all\"\nscope = \"global\"\nlimit = 5\nwindow = \"30d\"\n";
+        let setup = Setup::new(KEYS, policy);
+        let agent = setup.start();
+        let mut shadowed = 0.0;
+        // Most of it is remembered.
+        for n in 0..60 {
+            let answer = agent.decide(json!({ "user": format!("u{}", n / 4 % 3), "path": "/" }));
+            shadowed += if answer["shadow"] == json!(["twin"]) { 1.0 } else { 0.0 };
+        }
+        let count = |rule: &str, decision: &str| {
+            agent.metric(&format!("limiter_checks_total{{rule=\"{rule}\",decision=\"{decision}\",source=\"memory\"}}"))
+        };
+        let (decided, beside) = (count("own", "denied"), count("own", "also_denied"));
+        assert!(decided > 0.0 && beside > 0.0, "{decided} {beside}");
+        assert_eq!((count("twin", "shadow_denied"), shadowed), (decided + beside, decided + beside));
     }
 }
 

@@ -7,6 +7,7 @@ mod store {
     mod clock_steps;
     mod emptied;
     mod failures;
+    mod goodbyes;
     mod hot_key;
     mod leased;
     mod local;

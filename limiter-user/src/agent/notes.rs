@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use crate::{
-    active::SharedActive, cli::validate, config::Config, identity::in_force::KeysInForce, status::StatusSource,
+    active::SharedActive,
+    cli::validate,
+    config::Config,
+    identity::{KeyStore, KnownKeys},
+    status::StatusSource,
 };
 
 pub(super) struct Notes {
     pub(super) config: Config,
     pub(super) active: SharedActive,
-    pub(super) keys: KeysInForce,
+    pub(super) keys: KnownKeys,
     pub(super) status: Arc<StatusSource>,
     /// The policy and the keys that were looked at last.
     looked_at: Option<(u64, u64)>,
@@ -28,7 +32,7 @@ impl Notes {
     pub(super) fn new(
         config: Config,
         active: SharedActive,
-        keys: KeysInForce,
+        keys: KnownKeys,
         status: Arc<StatusSource>,
         said: Vec<String>,
     ) -> Self {
@@ -41,13 +45,14 @@ impl Notes {
         if !self.status.is_ready() {
             return;
         }
-        let (active, keys) = (self.active.load(), self.keys.get());
-        let looked_at = Some((active.generation, keys.generation()));
-        if looked_at == self.looked_at {
-            return;
-        }
+        let active = self.active.load();
+        let look = |keys: &KeyStore| {
+            let looked_at = Some((active.generation, keys.generation()));
+            (looked_at != self.looked_at)
+                .then(|| (looked_at, validate::notes(&self.config, &active.policy, Some(keys))))
+        };
+        let Some((looked_at, notes)) = self.keys.with_store(look) else { return };
         self.looked_at = looked_at;
-        let notes = validate::notes(&self.config, &active.policy, Some(&keys));
         for note in notes.iter().filter(|note| !self.said.contains(note)) {
             tracing::warn!(target: "limiter", "{note}");
         }

@@ -19,7 +19,8 @@ use crate::{
     clock::Clock,
     config::{IdentityConfig, IdentityKind},
     identity::{
-        ClientAddress, Foreseen, Jwt, KeyOwner, KeySecret, KeyStore, KnownKeys, Verified, api_key::RandomError,
+        ClientAddress, Foreseen, Jwt, KeyOwner, KeySecret, KeyStore, KnownKeys, Refusal, Refusals, Verified,
+        api_key::RandomError,
     },
     limiter::Caller,
     store::SessionId,
@@ -43,6 +44,7 @@ pub struct Callers {
     /// What sessions are hashed with where no file says.
     own_secret: KeySecret,
     prefixes: SrcPrefixes,
+    refusals: Arc<Refusals>,
 }
 
 impl fmt::Debug for Callers {
@@ -88,7 +90,25 @@ impl Callers {
             keys_in_use: AtomicBool::new(keys_in_use),
             own_secret: KeySecret::random()?,
             prefixes: config.prefixes,
+            refusals: Arc::default(),
         })
+    }
+
+    /// Counts what is refused together with what others refuse.
+    #[must_use]
+    pub fn counted_by(mut self, refusals: Arc<Refusals>) -> Self {
+        self.refusals = refusals;
+        self
+    }
+
+    fn refuse(&self, refusal: Refusal) -> Caller {
+        self.refusals.count(refusal);
+        Caller::Unauthenticated
+    }
+
+    /// The keys in force, from here on as well.
+    pub fn keys(&self) -> KnownKeys {
+        self.keys.clone()
     }
 
     /// Makes changed keys effective.
@@ -133,7 +153,7 @@ impl Callers {
             IdentityKind::ApiKey if !self.uses_keys(active) => None,
             IdentityKind::ApiKey => self.api_key(headers, queries.take()).map(|presented| match presented {
                 Presented::One(api_key) => self.of_used_key(&api_key, foreseen.take()),
-                Presented::Several => Caller::Unauthenticated,
+                Presented::Several => self.refuse(Refusal::KeySeveral),
             }),
             IdentityKind::Jwt => self.of_token(headers),
             IdentityKind::Session => {
@@ -151,12 +171,12 @@ impl Callers {
     }
 
     pub fn of_key(&self, api_key: &str, active: &Active) -> Caller {
-        if self.uses_keys(active) { self.of_used_key(api_key, None) } else { Caller::Unauthenticated }
+        if self.uses_keys(active) { self.of_used_key(api_key, None) } else { self.refuse(Refusal::KeyUnknown) }
     }
 
     fn of_used_key(&self, api_key: &str, foreseen: Option<Foreseen<'_>>) -> Caller {
         let is_over = |owner: &KeyOwner| owner.has_ended(self.clock.now());
-        self.keys.find(api_key, foreseen, is_over).map_or(Caller::Unauthenticated, Caller::Key)
+        self.keys.find(api_key, foreseen, is_over).map_or_else(|refusal| self.refuse(refusal), Caller::Key)
     }
 
     /// Whom a token names, where one is presented.
@@ -168,7 +188,7 @@ impl Callers {
                 Some(Verified { user, plan }) => Caller::User { user, plan },
                 None => Caller::Unauthenticated,
             }),
-            Presented::Several => Some(Caller::Unauthenticated),
+            Presented::Several => Some(self.refuse(Refusal::Several)),
         }
     }
 

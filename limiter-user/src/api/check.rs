@@ -27,7 +27,17 @@ const METHOD_HEADERS: [&str; 2] = ["x-original-method", "x-forwarded-method"];
 const PATH_HEADERS: [&str; 3] = ["x-original-uri", "x-forwarded-uri", "x-original-url"];
 
 /// What several header lines say of one thing, each once.
-type Readings<'a> = SmallVec<[Cow<'a, str>; 4]>;
+#[derive(Default)]
+struct Readings<'a>(SmallVec<[Cow<'a, str>; 4]>);
+
+impl<'a> Readings<'a> {
+    fn add(&mut self, reading: Cow<'a, str>) {
+        // Any more are too many.
+        if self.0.len() <= MAX_PAIRS && !self.0.contains(&reading) {
+            self.0.push(reading);
+        }
+    }
+}
 
 /// Requests that one may be, by the methods and paths that its headers name: each is looked at.
 const MAX_PAIRS: usize = 16;
@@ -54,30 +64,33 @@ pub async fn check(
     };
     // Lossy: a path with bytes above 127 must still match the groups that its other segments match.
     let values = |names: &[&str]| -> Readings<'_> {
-        let mut readings = Readings::new();
+        let mut readings = Readings::default();
         // Of a line that is there twice either may be the client's own.
         for value in names.iter().flat_map(|name| headers.get_all(*name)) {
-            let reading = String::from_utf8_lossy(value.as_bytes());
-            if readings.len() <= MAX_PAIRS && !readings.contains(&reading) {
-                readings.push(reading);
-            }
+            readings.add(String::from_utf8_lossy(value.as_bytes()));
         }
         readings
     };
     let (mut methods, mut paths) = (values(&METHOD_HEADERS), values(&PATH_HEADERS));
-    if methods.is_empty() || appended.is_some() {
-        methods.push(method.as_str().into());
+    if methods.0.is_empty() || appended.is_some() {
+        methods.add(method.as_str().into());
     }
-    if paths.is_empty() || appended.is_some() {
-        paths.push(appended.unwrap_or("/").into());
+    if paths.0.is_empty() || appended.is_some() {
+        paths.add(appended.unwrap_or("/").into());
     }
+    let (Readings(methods), Readings(paths)) = (methods, paths);
     if methods.len() * paths.len() > MAX_PAIRS {
         gate.metrics().bad_request();
-        return body::bad_request("its headers name too many different methods and paths");
+        return body::bad_request(&format!(
+            "its headers name too many different methods and paths, more than {MAX_PAIRS} requests together: let the gateway \
+             set one of {} and one of {}, and take the others out of what clients send",
+            METHOD_HEADERS.join(", "),
+            PATH_HEADERS.join(", ")
+        ));
     }
     // A gateway overwrites the headers that it sets itself and passes on those that others set: which of them is the
     // client's own cannot be told here, so a header can add rules to a request and never take one away.
-    let pairs = paths.iter().flat_map(|path| methods.iter().map(move |method| (&**method, without_origin(path))));
+    let pairs = paths.iter().flat_map(|path| methods.iter().map(move |method| (&**method, &**path)));
     let pairs: SmallVec<[(&str, &str); 4]> = pairs.collect();
     let (method, path) = pairs[0];
     pressure::report_of_headers(&gate, &headers, peer);
@@ -105,31 +118,4 @@ pub async fn check(
     );
     hold::until(decision.turn.take(), gate.metrics(), &mut response);
     response
-}
-
-/// The path of a URL, or the path itself. `//host/path` without a scheme is a path.
-fn without_origin(url: &str) -> &str {
-    let Some((scheme, rest)) = url.split_once("://") else { return url };
-    if !scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-        return url;
-    }
-    rest.find('/').map_or("/", |start| &rest[start..])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_of_urls() {
-        for (url, path) in [
-            ("/a/b?c=d", "/a/b?c=d"),
-            ("https://example.org/a/b", "/a/b"),
-            ("https://example.org", "/"),
-            ("//example.org/a", "//example.org/a"),
-            ("/redirect?to=https://example.org/a", "/redirect?to=https://example.org/a"),
-        ] {
-            assert_eq!(without_origin(url), path);
-        }
-    }
 }

@@ -148,6 +148,13 @@ fn understand(gate: &Gate, question: serde_json::Value) -> Result<Understood, St
     if let Some(latency_ms) = &question.latency_ms {
         pressure::latency_ms(latency_ms).map_err(|error| error.to_string())?;
     }
+    if question.plan.is_some() && question.user.is_none() {
+        return Err(
+            "plan is given without user: a key has the plan that it was made with, and only users that you name have \
+                    one that you name: give user, or leave plan out"
+                .into(),
+        );
+    }
     if let Some(plan) = &question.plan
         && !gate.has_plan(plan)
     {

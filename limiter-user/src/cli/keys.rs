@@ -14,6 +14,7 @@ use crate::{
     clock::SharedClock,
     config::{Config, ConfigErrors, Environment, IdentityConfig, KeyStoreKind, RedisConfig},
     exit::{Exit, Unavailable},
+    file::read_text,
     identity::{
         KeyStore,
         api_key::id_to_hex,
@@ -77,7 +78,7 @@ fn add_to_store(config: &Config, client: Option<std::sync::Arc<str>>, plan: Opti
     }
 }
 
-fn now() -> UnixMicros {
+pub(crate) fn now() -> UnixMicros {
     SharedClock::new().local()
 }
 
@@ -169,7 +170,7 @@ fn import(arguments: &KeysImportArgs) -> anyhow::Result<()> {
 /// A policy that cannot be read cannot be asked, and whoever adds keys need not be able to read it.
 fn check_plan(config: &Config, plan: &str) -> Result<(), ConfigErrors> {
     let file = &config.policy.file;
-    let text = match std::fs::read_to_string(file) {
+    let text = match read_text(file) {
         Ok(text) => text,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
             // The name goes into the file as it is.
@@ -221,5 +222,45 @@ fn list(arguments: &ConfigArg) -> anyhow::Result<()> {
     match rows.into_iter().find_map(Result::err) {
         None => Ok(()),
         Some(_exit) => anyhow::bail!("writing to standard output failed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, thread};
+
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+
+    use super::*;
+
+    #[test]
+    fn a_plan_is_looked_for_in_a_regular_file_alone() {
+        const POLICY: &str = "[plans.pro]\n";
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let check = |policy: &str, plan: &str| {
+            let text = format!("[node]\nid = \"n\"\n[policy]\nfile = \"{policy}\"\n");
+            let config = Config::parse(&at("limiter.toml"), &text, Environment::default()).unwrap();
+            check_plan(&config, plan).map_err(|errors| errors.to_string())
+        };
+        fs::write(at("policy.toml"), POLICY).unwrap();
+        mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
+        let pipe = at("pipe");
+        // Whoever reads a pipe as a file gets this, and waits for it; whoever does not leaves this waiting.
+        thread::spawn(move || fs::write(pipe, POLICY));
+        for (policy, plan, says) in [
+            ("policy.toml", "pro", None),
+            ("policy.toml", "gold", Some("there is no plan \"gold\": declared are pro")),
+            ("nothing.toml", "gold", None),
+            ("nothing.toml", "a b", Some("is not 1 to 64 of the characters")),
+            ("pipe", "pro", Some("it is no regular file")),
+        ] {
+            let checked = check(policy, plan);
+            let is_said = match says {
+                None => checked.is_ok(),
+                Some(says) => checked.as_ref().is_err_and(|error| error.contains(says)),
+            };
+            assert!(is_said, "{policy}, {plan}: {checked:?}");
+        }
     }
 }

@@ -36,22 +36,16 @@ fn check(config: &Config, policy: &Policy) -> Result<(), ConfigErrors> {
         true => KeyStore::load(&identity.key_file, &identity.key_secret_file),
         false => KeySecret::load(&identity.key_secret_file).map(|secret| KeyStore::new(secret, Entries::default())),
     };
-    let (keys, are_known) = match keys {
-        Ok(keys) => (keys, is_in_file),
-        Err(errors) => {
-            for error in errors.iter() {
-                warn(format_args!("note: the policy is compared without the API keys: {error}"));
-            }
-            // With a secret, so that none is missed.
-            let Ok(secret) = KeySecret::random() else { return Err(errors) };
-            (KeyStore::new(Some(secret), Entries::default()), false)
+    if let Err(errors) = &keys {
+        for error in errors.iter() {
+            warn(format_args!("note: the policy is compared without the API keys: {error}"));
         }
-    };
-    validate::check_policy(config, policy, &keys).or(Some(()))?;
-    if are_known {
-        for note in validate::of_keys(config, policy, &keys, &identity.key_file.display()) {
-            warn(format_args!("note: {note}"));
-        }
+    }
+    // A secret that cannot be read is not missed.
+    let has_secret = keys.as_ref().map_or(true, |keys| keys.secret().is_some());
+    validate::check_policy(config, policy, has_secret).or(Some(()))?;
+    for note in keys.iter().filter(|_| is_in_file).flat_map(|keys| validate::of_keys(config, policy, keys)) {
+        warn(format_args!("note: {note}"));
     }
     Ok(())
 }

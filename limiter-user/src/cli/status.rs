@@ -35,15 +35,15 @@ fn describe(status: &Status, out: &mut String) -> fmt::Result {
     let policy = &status.policy;
     let since = key_file::date(UnixMicros::new(policy.loaded_at.saturating_mul(1_000_000)));
     writeln!(out, "policy: {}, in force since {since}", policy.file)?;
-    for error in policy.error.iter().flat_map(|error| error.lines()) {
-        // It may be a mistake of the configuration, which names its file.
-        writeln!(out, "not in force, as it was last read: {error}")?;
-    }
-    for error in status.key_file_error.iter().flat_map(|error| error.lines()) {
-        writeln!(out, "API keys: the last known ones stay in force: {error}")?;
-    }
-    for error in status.token_keys_error.iter().flat_map(|error| error.lines()) {
-        writeln!(out, "keys of tokens: the last known ones stay in force: {error}")?;
+    for (what, error) in [
+        ("policy: not in force, as it was last read", &policy.error),
+        ("configuration: not in force, as it was last read", &status.configuration_error),
+        ("API keys: the last known ones stay in force", &status.key_file_error),
+        ("keys of tokens: the last known ones stay in force", &status.token_keys_error),
+    ] {
+        for line in error.iter().flat_map(|error| error.lines()) {
+            writeln!(out, "{what}: {line}")?;
+        }
     }
     for note in &status.notes {
         writeln!(out, "note: {note}")?;

@@ -1,10 +1,10 @@
 //! `limiter validate`, and the check that it shares with the start of the agent.
 
-use std::{collections::HashSet, path::Path};
+use std::path::Path;
 
 use super::{
     ConfigArg,
-    keys::{finish_now, key_store},
+    keys::{finish_now, key_store, now},
     report, say, warn,
 };
 use crate::{
@@ -68,7 +68,7 @@ pub fn check(path: &Path, environment: Environment) -> Result<Checked, ConfigErr
         keep(check_sockets(config));
     }
     if let (Some(config), Some((policy, _)), Some((keys, _))) = (&configuration.config, &policy, &keys) {
-        keep(check_policy(config, policy, keys));
+        keep(check_policy(config, policy, keys.secret().is_some()));
     }
     match (configuration.config, policy, keys) {
         (Some(config), Some((policy, policy_watch)), Some((keys, watch))) if errors.is_empty() => {
@@ -93,15 +93,15 @@ fn check_sockets(config: &Config) -> ConfigErrors {
     errors
 }
 
-/// What of a policy does not fit the configuration.
-pub(crate) fn check_policy(config: &Config, policy: &Policy, keys: &KeyStore) -> ConfigErrors {
-    let mut errors = check_scopes(config, policy, keys);
+/// What of a policy does not fit the configuration. `has_secret`: there is a secret that all nodes hash with.
+pub(crate) fn check_policy(config: &Config, policy: &Policy, has_secret: bool) -> ConfigErrors {
+    let mut errors = check_scopes(config, policy, has_secret);
     errors.extend(check_packet_rules(config, policy));
     errors
 }
 
 /// Rules whose identity no request can have, or which nodes would count apart.
-pub(crate) fn check_scopes(config: &Config, policy: &Policy, keys: &KeyStore) -> ConfigErrors {
+fn check_scopes(config: &Config, policy: &Policy, has_secret: bool) -> ConfigErrors {
     let mut errors = ConfigErrors::new();
     let order = &config.identity.order;
     if !policy.bypass.key_ids.is_empty() && !order.contains(&IdentityKind::ApiKey) {
@@ -118,7 +118,7 @@ pub(crate) fn check_scopes(config: &Config, policy: &Policy, keys: &KeyStore) ->
                 "the rule \"{}\" limits sessions, and identity.order has neither \"session_cookie\" nor \"user_agent\"",
                 rule.id
             ),
-            Scope::Session if config.store.kind != StoreKind::Memory && keys.secret().is_none() => format!(
+            Scope::Session if config.store.kind != StoreKind::Memory && !has_secret => format!(
                 "the rule \"{}\" counts sessions in Redis, by hashes that all nodes have to make alike: write 64 random \
                  hexadecimal digits to {} (openssl rand -hex 32), readable by the agent alone, and copy it to all nodes",
                 rule.id,
@@ -133,7 +133,7 @@ pub(crate) fn check_scopes(config: &Config, policy: &Policy, keys: &KeyStore) ->
 
 /// Packet rules that hold for a part of a source only. All of a source has one bucket, which the parameters of one rule have
 /// to charge: by those of two it would keep to neither.
-pub(crate) fn check_packet_rules(config: &Config, policy: &Policy) -> ConfigErrors {
+fn check_packet_rules(config: &Config, policy: &Policy) -> ConfigErrors {
     let mut errors = ConfigErrors::new();
     let prefixes = config.identity.prefixes;
     for rule in policy.packet_rules.iter().filter(|rule| rule.is_charged()) {
@@ -159,11 +159,7 @@ pub(crate) fn check_packet_rules(config: &Config, policy: &Policy) -> ConfigErro
 pub(crate) fn notes(config: &Config, policy: &Policy, keys: Option<&KeyStore>) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(keys) = keys {
-        let place = match &config.identity.key_store {
-            KeyStoreKind::File => config.identity.key_file.display().to_string(),
-            KeyStoreKind::Redis(redis) => format!("Redis at {}", redis.name()),
-        };
-        notes.extend(of_keys(config, policy, keys, &place));
+        notes.extend(of_keys(config, policy, keys));
     }
     if let Some(open) = open_to_others(&config.api.http) {
         notes.push(open);
@@ -181,13 +177,17 @@ pub(crate) fn notes(config: &Config, policy: &Policy, keys: Option<&KeyStore>) -
 }
 
 /// What policy and keys say of each other, where keys are asked for.
-pub(crate) fn of_keys(config: &Config, policy: &Policy, keys: &KeyStore, place: &dyn std::fmt::Display) -> Vec<String> {
+pub(crate) fn of_keys(config: &Config, policy: &Policy, keys: &KeyStore) -> Vec<String> {
     if !config.identity.order.contains(&IdentityKind::ApiKey) {
         return Vec::new();
     }
-    let mut notes = unknown_keys(policy, keys, place);
-    notes.extend(keys.check_plans(policy).iter().map(ToString::to_string));
-    notes
+    let place = match &config.identity.key_store {
+        KeyStoreKind::File => config.identity.key_file.display().to_string(),
+        KeyStoreKind::Redis(redis) => format!("Redis at {}", redis.name()),
+    };
+    let unknown = policy.bypass.key_ids.iter().filter(|id| !keys.has(**id));
+    let notes = unknown.map(|id| format!("bypass names the API key {}, which {place} does not have", id_to_hex(*id)));
+    notes.chain(keys.check_plans(policy, now()).iter().map(ToString::to_string)).collect()
 }
 
 /// Who may ask may also charge and refund: there is no password.
@@ -202,24 +202,13 @@ pub(crate) fn open_to_others(http: &Listen) -> Option<String> {
     }
 }
 
-/// Keys that a bypass names and that are not there.
-fn unknown_keys(policy: &Policy, keys: &KeyStore, place: &dyn std::fmt::Display) -> Vec<String> {
-    let known: HashSet<_> = keys.entries().iter().map(|entry| entry.id).collect();
-    let unknown = policy.bypass.key_ids.iter().filter(|id| !known.contains(id));
-    unknown.map(|id| format!("bypass names the API key {}, which {place} does not have", id_to_hex(*id))).collect()
-}
-
 /// How many keys Redis has, and what does not fit there. An agent starts with such keys, and without Redis: these are notes.
 fn look_at_redis(redis: &RedisConfig, checked: &Checked) -> (Option<usize>, Vec<String>) {
-    let listed = match key_store(redis).and_then(|admin| Ok((finish_now(admin.list())??, admin.name().to_owned()))) {
-        Ok((listed, name)) => Ok((listed, format!("Redis at {name}"))),
-        Err(error) => Err(error),
-    };
-    let (listed, place) = match listed {
+    let listed = match key_store(redis).and_then(|admin| finish_now(admin.list())?) {
         Ok(listed) => listed,
         Err(error) => return (None, vec![format!("the API keys in Redis are not checked: {error:#}")]),
     };
-    let mut notes = of_keys(&checked.config, &checked.policy, &listed.keys, &place);
+    let mut notes = of_keys(&checked.config, &checked.policy, &listed.keys);
     notes.extend(listed.hindrances(&checked.config.identity.key_secret_file, checked.keys.secret()));
     (Some(listed.keys.len()), notes)
 }
@@ -309,22 +298,22 @@ mod tests {
             format!("[[keys]]\nid = \"{n:032x}\"\nclient = \"c\"\nplan = \"{plan}\"\n{more}")
         };
         let keys: String = (1..=5).map(|n| key(n, "pro", "")).collect();
-        let keys = keys + &key(6, "old", "disabled = true\n") + &key(7, "free", "");
+        let ended = key(6, "old", "disabled = true\n") + &key(7, "older", "expires = 2026-01-01T00:00:00Z\n");
+        let keys = ended + &keys + &key(8, "free", "") + &key(9, "pro", "disabled = true\n");
         let files = Files::new("", "[plans.free]\n", &keys);
         fs::write(files.path("secret"), format!("{}\n", "0".repeat(64))).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         fs::set_permissions(files.path("secret"), mode).unwrap();
-        let [old, pro] = &files.check().unwrap().notes[..] else { panic!("two notes expected") };
+        let [pro] = &files.check().unwrap().notes[..] else { panic!("one note expected") };
         let file = files.path("keys.toml");
-        assert!(old.starts_with(&format!("{}:21: keys.plan: the policy has no plan \"old\"", file.display())), "{old}");
         let named = (1..=3).map(|n| format!("{n:032x}")).collect::<Vec<_>>().join(", ");
         let expected = format!(
-            "{}:1: keys.plan: the policy has no plan \"pro\": requests with the key {named} and 2 more have the limits of those \
+            "{}:11: keys.plan: the policy has no plan \"pro\": requests with the key {named} and 2 more have the limits of those \
              without a plan",
             file.display()
         );
         assert_eq!(*pro, expected);
-        fs::write(files.path("policy.toml"), "[plans.pro]\n[plans.free]\n[plans.old]\n").unwrap();
+        fs::write(files.path("policy.toml"), "[plans.pro]\n[plans.free]\n").unwrap();
         assert_eq!(files.check().unwrap().notes, [""; 0]);
     }
 

@@ -138,8 +138,7 @@ pub(super) fn key_store(host: &Host) -> Seen {
 
 pub(super) fn permissions(host: &Host) -> Seen {
     let Some(examined) = answering(host) else { return not_examined(host) };
-    let keys_are_there =
-        host.config.as_ref().is_some_and(|config| matches!(config.identity.key_store, KeyStoreKind::Redis(_)));
+    let keys_are_there = host.has_keys_in_redis();
     let mut refused = examined.refused.clone();
     if keys_are_there {
         refused.extend(examined.key_store_refused.iter().cloned());

@@ -18,6 +18,12 @@ const KEY_PREFIX: &str = "lk_";
 const KEY_DIGITS: usize = 43;
 const BASE_62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
+/// Whether this may be a key that `limiter keys` has made.
+pub(super) fn has_form_of_key(text: &str) -> bool {
+    let digits = text.strip_prefix(KEY_PREFIX).unwrap_or_default();
+    digits.len() == KEY_DIGITS && digits.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
 /// No random numbers from the kernel.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot get random numbers: {0}")]

@@ -34,6 +34,7 @@ pub struct KeyOwner {
 const _: () = assert!(size_of::<KeyOwner>() == 64);
 
 const NEVER: UnixMicros = UnixMicros::new(u64::MAX);
+const DISABLED: UnixMicros = UnixMicros::new(0);
 
 impl KeyOwner {
     pub fn new(id: ApiKeyId, client: impl Into<Name>, plan: Option<Arc<str>>) -> Self {
@@ -47,6 +48,11 @@ impl KeyOwner {
 
     fn may_end(&self) -> bool {
         self.ends != NEVER
+    }
+
+    /// Rather than that its time came.
+    pub(super) fn is_disabled(&self) -> bool {
+        self.ends == DISABLED
     }
 }
 
@@ -169,7 +175,7 @@ impl Entries {
             self.plans.insert(Arc::clone(plan));
             self.plans.get(plan).map_or_else(|| Arc::clone(plan), Arc::clone)
         });
-        let ends = if *disabled { UnixMicros::new(0) } else { expires.unwrap_or(NEVER) };
+        let ends = if *disabled { DISABLED } else { expires.unwrap_or(NEVER) };
         let owner = KeyOwner { ends, ..KeyOwner::new(*id, Arc::clone(client), plan) };
         let shard = Arc::make_mut(&mut self.shards[usize::from(id.0[0])]);
         shard.owners.put(owner);

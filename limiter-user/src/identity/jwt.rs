@@ -5,7 +5,6 @@
 
 mod cache;
 mod keys;
-mod refusal;
 mod watch;
 
 use std::sync::Arc;
@@ -14,14 +13,12 @@ use jsonwebtoken::{Validation, decode, decode_header};
 use limiter_common::time::UnixMicros;
 use serde_json::{Map, Value};
 
+pub use self::watch::JwtWatch;
 use self::{
     cache::{Cache, Cached},
     keys::VerifyingKey,
 };
-pub use self::{
-    refusal::{Refusal, Refusals},
-    watch::JwtWatch,
-};
+use super::refusal::{Refusal, Refusals};
 use crate::{
     config::{ConfigErrors, JwtConfig},
     store::Name,

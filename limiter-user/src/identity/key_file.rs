@@ -82,15 +82,6 @@ impl Default for Generation {
     }
 }
 
-/// Whose key it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeyLookup {
-    Known(KeyOwner),
-    /// Or its time is over.
-    Disabled(ApiKeyId),
-    Unknown,
-}
-
 impl KeyStore {
     /// Reads both files. Without a key file there are no keys, and without keys no secret is needed.
     pub fn load(key_file: &Path, secret_file: &Path) -> Result<Self, ConfigErrors> {
@@ -135,13 +126,8 @@ impl KeyStore {
         self.generation.0
     }
 
-    /// Hashes the key once.
-    pub fn lookup(&self, presented: &str, now: UnixMicros) -> KeyLookup {
-        match self.place_of(presented).map(|place| self.owner(place)) {
-            Some(owner) if owner.has_ended(now) => KeyLookup::Disabled(owner.id),
-            Some(owner) => KeyLookup::Known(owner.clone()),
-            None => KeyLookup::Unknown,
-        }
+    pub fn has(&self, id: ApiKeyId) -> bool {
+        self.entries.get(id).is_some()
     }
 
     /// Where the owner of a key is, even if that has ended. Hashes the key once.
@@ -181,12 +167,14 @@ impl KeyStore {
         entries
     }
 
-    /// Plans of keys that the policy does not have, each once. Whoever has such a key is limited like one without a plan, so
-    /// that a plan can be retired, and nodes that share their keys and not yet their policy agree.
-    pub fn check_plans(&self, policy: &Policy) -> ConfigErrors {
+    /// Plans of valid keys that the policy does not have, each once. Whoever has such a key is limited like one without a
+    /// plan, so that a plan can be retired, and nodes that share their keys and not yet their policy agree.
+    pub fn check_plans(&self, policy: &Policy, now: UnixMicros) -> ConfigErrors {
         /// Ids that are named, however many there are.
         const NAMED: usize = 3;
-        let lacks = |entry: &&KeyEntry| entry.plan.as_ref().is_some_and(|plan| policy.plan(plan).is_none());
+        let lacks = |entry: &&KeyEntry| {
+            !entry.has_ended(now) && entry.plan.as_ref().is_some_and(|plan| policy.plan(plan).is_none())
+        };
         let mut by_plan: BTreeMap<&str, Vec<&KeyEntry>> = BTreeMap::new();
         for entry in self.entries.iter().filter(lacks) {
             by_plan.entry(entry.plan.as_deref().unwrap_or_default()).or_default().push(entry);
@@ -417,8 +405,24 @@ mod tests {
         folder: tempfile::TempDir,
     }
 
-    fn known(key: &NewKey, client: &str, plan: Option<&str>) -> KeyLookup {
-        KeyLookup::Known(KeyOwner::new(key.id, client, plan.map(Into::into)))
+    /// Whose a key is.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Found {
+        Valid(KeyOwner),
+        Ended(ApiKeyId),
+        Unknown,
+    }
+
+    fn find(store: &KeyStore, presented: &str, now: UnixMicros) -> Found {
+        match store.place_of(presented).map(|place| store.owner(place)) {
+            Some(owner) if owner.has_ended(now) => Found::Ended(owner.id),
+            Some(owner) => Found::Valid(owner.clone()),
+            None => Found::Unknown,
+        }
+    }
+
+    fn known(key: &NewKey, client: &str, plan: Option<&str>) -> Found {
+        Found::Valid(KeyOwner::new(key.id, client, plan.map(Into::into)))
     }
 
     impl Files {
@@ -453,10 +457,10 @@ mod tests {
         let first = files.add("c_1", Some("free"));
         let second = files.add("c_2", None);
         let store = files.load().unwrap();
-        assert_eq!(store.lookup(first.key.expose(), NOW), known(&first, "c_1", Some("free")));
-        assert_eq!(store.lookup(second.key.expose(), NOW), known(&second, "c_2", None));
+        assert_eq!(find(&store, first.key.expose(), NOW), known(&first, "c_1", Some("free")));
+        assert_eq!(find(&store, second.key.expose(), NOW), known(&second, "c_2", None));
         for unknown in ["", "lk_", "unknown", &"x".repeat(1 << 20)] {
-            assert_eq!(store.lookup(unknown, NOW), KeyLookup::Unknown);
+            assert_eq!(find(&store, unknown, NOW), Found::Unknown);
         }
         let text = fs::read_to_string(files.keys()).unwrap();
         for key in [&first, &second] {
@@ -475,7 +479,7 @@ mod tests {
         let key = files.add("c_1", None);
         let text = fs::read_to_string(files.keys()).unwrap();
         files.write(&format!("{text}disabled = true\n"));
-        assert_eq!(files.load().unwrap().lookup(key.key.expose(), NOW), KeyLookup::Disabled(key.id));
+        assert_eq!(find(&files.load().unwrap(), key.key.expose(), NOW), Found::Ended(key.id));
     }
 
     #[test]
@@ -488,19 +492,19 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let (new, end) = rotate(&files.keys(), &files.secret(), first.id, hour, NOW).unwrap();
         assert_eq!(end.get(), NOW.get() + 3_600_000_000);
-        let lookup = |key: &NewKey, now: UnixMicros| files.load().unwrap().lookup(key.key.expose(), now);
+        let lookup = |key: &NewKey, now: UnixMicros| find(&files.load().unwrap(), key.key.expose(), now);
         let known = |key: &NewKey| known(key, "c_1", Some("free"));
         let before_end = UnixMicros::new(end.get() - 1);
         assert_eq!((lookup(&first, before_end), lookup(&new, before_end)), (known(&first), known(&new)));
-        assert_eq!((lookup(&first, end), lookup(&new, end)), (KeyLookup::Disabled(first.id), known(&new)));
+        assert_eq!((lookup(&first, end), lookup(&new, end)), (Found::Ended(first.id), known(&new)));
         // Rotated again: its end stays where it was.
         let (_, again) = rotate(&files.keys(), &files.secret(), first.id, 2 * hour, NOW).unwrap();
         assert_eq!(again.get(), end.get());
 
         assert!(disable(&files.keys(), first.id).unwrap());
         assert!(!disable(&files.keys(), first.id).unwrap(), "it was before");
-        assert_eq!(lookup(&first, NOW), KeyLookup::Disabled(first.id));
-        assert!(matches!(lookup(&second, NOW), KeyLookup::Known(_)));
+        assert_eq!(lookup(&first, NOW), Found::Ended(first.id));
+        assert!(matches!(lookup(&second, NOW), Found::Valid(_)));
         let error = rotate(&files.keys(), &files.secret(), first.id, hour, NOW).unwrap_err().to_string();
         assert!(error.contains("has ended"), "{error}");
         let error = disable(&files.keys(), ApiKeyId([0; 16])).unwrap_err().to_string();
@@ -559,9 +563,7 @@ mod tests {
         let store = files.load().unwrap();
         assert_eq!(store.len(), 40);
         for key in keys {
-            assert!(
-                matches!(store.lookup(key.key.expose(), NOW), KeyLookup::Known(owner) if *owner.client == *key.client)
-            );
+            assert!(matches!(find(&store, key.key.expose(), NOW), Found::Valid(owner) if *owner.client == *key.client));
         }
     }
 
@@ -569,7 +571,7 @@ mod tests {
     fn without_files_every_key_is_unknown() {
         let store = Files::new().load().unwrap();
         assert!(store.is_empty());
-        assert_eq!(store.lookup("lk_x", NOW), KeyLookup::Unknown);
+        assert_eq!(find(&store, "lk_x", NOW), Found::Unknown);
     }
 
     #[test]

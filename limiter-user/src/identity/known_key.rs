@@ -5,14 +5,17 @@ use std::{fmt, ops::Deref, sync::Arc};
 use arc_swap::{ArcSwap, Guard};
 
 use super::{
-    api_key::RandomError,
+    api_key::{RandomError, has_form_of_key},
     entries::{KeyOwner, KeyPlace},
     key_file::KeyStore,
     recent::{RecentKeys, Sought},
+    refusal::Refusal,
 };
 
-/// A key store that can be replaced, and which of its keys were presented lately.
-pub struct KnownKeys(ArcSwap<Keys>);
+/// The key store in force, which can be replaced, and which of its keys were presented lately. Shared by whoever puts keys
+/// in force, asks for one and tells of them.
+#[derive(Clone)]
+pub struct KnownKeys(Arc<ArcSwap<Keys>>);
 
 struct Keys {
     store: KeyStore,
@@ -48,7 +51,7 @@ impl fmt::Debug for KnownKeys {
 impl KnownKeys {
     pub fn new(store: KeyStore) -> Result<Self, RandomError> {
         let recent = Arc::new(RecentKeys::new(store.len())?);
-        Ok(Self(ArcSwap::from_pointee(Keys { store, recent })))
+        Ok(Self(Arc::new(ArcSwap::from_pointee(Keys { store, recent }))))
     }
 
     /// Makes changed keys effective.
@@ -78,16 +81,19 @@ impl KnownKeys {
         presented: &str,
         foreseen: Option<Foreseen<'_>>,
         is_over: impl FnOnce(&KeyOwner) -> bool,
-    ) -> Option<KnownKey> {
+    ) -> Result<KnownKey, Refusal> {
         // The key of a request may turn out to be another than what it looked like.
         let foreseen = foreseen.filter(|foreseen| std::ptr::eq(foreseen.text, presented.as_bytes()));
-        let Foreseen { sought, keys, .. } = foreseen.or_else(|| self.seek(presented.as_bytes()))?;
-        let place = keys.recent.place_of(&keys.store, presented, sought)?;
+        let Foreseen { sought, keys, .. } =
+            foreseen.or_else(|| self.seek(presented.as_bytes())).ok_or(Refusal::KeyMalformed)?;
+        let unknown = || if has_form_of_key(presented) { Refusal::KeyUnknown } else { Refusal::KeyMalformed };
+        let place = keys.recent.place_of(&keys.store, presented, sought).ok_or_else(unknown)?;
         keys.store.prefetch_owner(place);
         if place.may_end() && is_over(keys.store.owner(place)) {
-            return None;
+            let is_disabled = keys.store.owner(place).is_disabled();
+            return Err(if is_disabled { Refusal::KeyDisabled } else { Refusal::KeyExpired });
         }
-        Some(KnownKey { keys, place })
+        Ok(KnownKey { keys, place })
     }
 }
 
@@ -119,5 +125,60 @@ impl From<KeyOwner> for KnownKey {
         let (store, place) = KeyStore::of(owner);
         let recent = Arc::new(RecentKeys::new(0).expect("random numbers"));
         Self { keys: Guard::from_inner(Arc::new(Keys { store, recent })), place }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use limiter_common::time::UnixMicros;
+
+    use super::*;
+    use crate::{
+        config::Origin,
+        identity::{KeySecret, key_file::KeyEntry},
+    };
+
+    #[test]
+    fn why_a_key_is_refused() {
+        const NOW: UnixMicros = UnixMicros::new(1_000_000);
+        let secret = KeySecret::random().unwrap();
+        let key = |digit: &str| format!("lk_{}", digit.repeat(43));
+        let entry = |digit: &str, disabled, expires: Option<u64>| KeyEntry {
+            id: secret.id_of(&key(digit)),
+            client: "c".into(),
+            plan: None,
+            disabled,
+            created: None,
+            expires: expires.map(UnixMicros::new),
+            origin: Origin::Redis("redis".into()),
+            id_origin: Origin::Redis("redis".into()),
+        };
+        let entries = [
+            entry("a", false, None),
+            entry("b", false, Some(NOW.get() + 1)),
+            entry("c", false, Some(NOW.get())),
+            entry("d", true, None),
+            entry("e", true, Some(NOW.get() + 1)),
+        ];
+        let keys = KnownKeys::new(KeyStore::new(Some(secret.clone()), entries.into_iter().collect())).unwrap();
+        for (presented, refused) in [
+            (key("a"), None),
+            (key("b"), None),
+            (key("c"), Some(Refusal::KeyExpired)),
+            (key("d"), Some(Refusal::KeyDisabled)),
+            (key("e"), Some(Refusal::KeyDisabled)),
+            (key("f"), Some(Refusal::KeyUnknown)),
+            (key("_"), Some(Refusal::KeyMalformed)),
+            (key("a") + "a", Some(Refusal::KeyMalformed)),
+            (key("a").replace("lk_", ""), Some(Refusal::KeyMalformed)),
+            (String::new(), Some(Refusal::KeyMalformed)),
+            ("x".repeat(10_000), Some(Refusal::KeyMalformed)),
+        ] {
+            // Presented once more, it may be known from before.
+            for _ in 0..2 {
+                let found = keys.find(&presented, None, |owner| owner.has_ended(NOW));
+                assert_eq!(found.err(), refused, "{presented}");
+            }
+        }
     }
 }

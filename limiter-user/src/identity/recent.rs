@@ -2,9 +2,9 @@
 //!
 //! A key is found by SipHash-2-4 with 128 bits, under a random key of this process. That is a pseudo-random function, so
 //! whoever does not know its key can but guess, and each guess is a request: that another text than the one that was
-//! looked up is taken for it has a chance of 2^-96, by the bits that are kept. Neither the text nor its hash is told to anybody, and the hash of none
-//! is worth anything to another process. What is found is whose the key was in one key store; in the next it is looked up
-//! again.
+//! looked up is taken for it has a chance of 2^-96, by the bits that are kept. Neither the text nor its hash is told to
+//! anybody, and the hash of none is worth anything to another process. What is found is whose the key was in one key store;
+//! in the next it is looked up again.
 
 use std::{fmt, hash::Hasher as _};
 
@@ -22,7 +22,7 @@ use super::{
 const WAYS: usize = 3;
 const LEAST: usize = 1024;
 
-/// Bounded: about twice as many places as there are keys, and only keys that exist get one.
+/// Bounded: two to four times as many places as there are keys, and at least some; only keys that exist get one.
 pub(super) struct RecentKeys {
     secret: SipHasher24,
     /// A power of two of them.

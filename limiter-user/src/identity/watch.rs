@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::KeyStore;
 use crate::{
     config::ConfigErrors,
-    watch::{Stamp, stamp},
+    watch::{AtStart, NotInForce, Stamp, stamp},
 };
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub struct KeyWatch {
     /// The files as they were at the last call.
     seen: (Stamp, Stamp),
     /// What was last said, so that it is not said again every second.
-    said: Option<String>,
+    said: Option<NotInForce>,
 }
 
 impl KeyWatch {
@@ -32,9 +32,9 @@ impl KeyWatch {
         self.read.0.is_some()
     }
 
-    /// What is wrong with the files as they are, if anything is: a start would fail with it.
-    pub fn error(&self) -> Option<&str> {
-        self.said.as_deref()
+    /// What is wrong with the files as they are, if anything is.
+    pub const fn error(&self) -> Option<&NotInForce> {
+        self.said.as_ref()
     }
 
     /// The keys, when a file has changed since they were last read, and stood still for a call: somebody may be in the
@@ -53,10 +53,11 @@ impl KeyWatch {
             return Ok(None);
         }
         let is_lost = self.read.0.is_some() && now.0.is_none_or(|(_, _, len, ..)| len == 0);
-        let read = if is_lost {
-            Err(ConfigErrors::of_file(&self.key_file, "identity.key_file", "is gone or empty", false))
+        let (read, at_start) = if is_lost {
+            let error = ConfigErrors::of_file(&self.key_file, "identity.key_file", "is gone or empty", false);
+            (Err(error), AtStart::TakesNothing)
         } else {
-            KeyStore::load(&self.key_file, &self.secret_file)
+            (KeyStore::load(&self.key_file, &self.secret_file), AtStart::Fails)
         };
         match read {
             Ok(keys) => {
@@ -64,10 +65,9 @@ impl KeyWatch {
                 self.said = None;
                 Ok(Some(keys))
             }
-            Err(errors) if self.said.as_ref() == Some(&errors.to_string()) => Ok(None),
             Err(errors) => {
-                self.said = Some(errors.to_string());
-                Err(errors)
+                let said = self.said.replace(NotInForce { error: errors.to_string(), at_start });
+                if said == self.said { Ok(None) } else { Err(errors) }
             }
         }
     }
@@ -107,6 +107,7 @@ mod tests {
         for mishap in [|keys: &Path| fs::remove_file(keys).unwrap(), |keys: &Path| fs::write(keys, "").unwrap()] {
             mishap(&keys);
             assert!(settled(&mut watch).unwrap_err().contains("is gone or empty"));
+            assert_eq!(watch.error().map(|error| error.at_start), Some(AtStart::TakesNothing));
             assert_eq!(settled(&mut watch), Ok(None), "said once");
             fs::write(&keys, &text).unwrap();
             assert_eq!(settled(&mut watch), Ok(Some(2)));
@@ -117,6 +118,7 @@ mod tests {
         add();
         fs::rename(&secret, &hidden).unwrap();
         assert!(settled(&mut watch).is_err());
+        assert_eq!(watch.error().map(|error| error.at_start), Some(AtStart::Fails));
         fs::rename(&hidden, &secret).unwrap();
         assert_eq!(settled(&mut watch), Ok(Some(3)));
     }

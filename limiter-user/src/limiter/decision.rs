@@ -192,6 +192,9 @@ pub(super) fn conclude(
             (false, true) => Kind::Unsatisfiable,
             (false, false) => Kind::Denied,
         };
+        if request.charge == Charge::Commit {
+            count_also_denied(position, touched, outcomes, metrics);
+        }
     }
     if request.charge == Charge::Commit {
         metrics[index].count(decision.kind, sources.get(position).copied().unwrap_or(CheckSource::Memory));
@@ -211,4 +214,14 @@ pub(super) fn conclude(
         response: if denied { rules[index].response.clone() } else { None },
     });
     (decision, Some(position))
+}
+
+/// Counts the enforced rules that deny beside the one at `deciding`: what a rule denies in all is what its twin in shadow mode
+/// would deny.
+fn count_also_denied(deciding: usize, touched: &Touched<'_>, outcomes: &[CellOutcome], metrics: &[RuleMetrics]) {
+    for (position, (cell, outcome)) in touched.cells.iter().zip(outcomes).enumerate() {
+        if cell.enforced && position != deciding && outcome.outcome != Outcome::Allowed {
+            metrics[touched.rules[position]].count_also_denied();
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //! denial in a row is the first to be remembered.
 //!
 //! What is remembered is not an answer but what it is made of, so that each answer is that of its own time: the rule that
-//! decided, what its counter said, and the shadow rules that deny as well. It holds while a full check would say the same:
+//! decided, what its counter said, and the other rules that deny as well. It holds while a full check would say the same:
 //!
 //! - until the first of the counters that deny does not any more, or a window ends, or an admission leaves a log
 //!   ([`Denial::until`]): within that time a counter that nothing happens to says what can be computed from what it said;
@@ -19,7 +19,7 @@ mod table;
 
 use std::sync::Arc;
 
-use limiter_common::{addr::SrcPrefixes, sliding_window::Outcome, time::UnixMicros};
+use limiter_common::{addr::SrcPrefixes, rule::EnforcementMode, sliding_window::Outcome, time::UnixMicros};
 use smallvec::SmallVec;
 
 pub(super) use self::key::Caller;
@@ -35,8 +35,8 @@ use crate::{
     },
 };
 
-/// Shadow rules that deny the same request. Of more it is not remembered.
-const MAX_SHADOW: usize = 16;
+/// Rules that deny the same request beside the one that decides. Of more it is not remembered.
+const MAX_OTHERS: usize = 16;
 /// No denial is remembered for longer without a look at its counters.
 const LONGEST_US: u64 = 3_600_000_000;
 
@@ -76,8 +76,9 @@ pub(super) struct Denial {
     is_tightened: bool,
     /// The rule of the address's longest denial, and when that ends.
     address: Option<(u16, u64)>,
-    shadow: [u16; MAX_SHADOW],
-    shadow_len: u8,
+    /// The other rules that deny: enforced ones, and those in shadow mode.
+    others: [u16; MAX_OTHERS],
+    others_len: u8,
 }
 
 impl Denials {
@@ -145,8 +146,8 @@ impl Denial {
         let index = |position: usize| u16::try_from(touched.rules[position]).ok();
         let mut until = watched.changes_us.min(now.get().saturating_add(LONGEST_US));
         let mut address: Option<(u16, u64)> = None;
-        let mut shadow = [0; MAX_SHADOW];
-        let mut shadow_len = 0;
+        let mut others = [0; MAX_OTHERS];
+        let mut others_len = 0;
         for (position, (cell, outcome)) in touched.cells.iter().zip(outcomes).enumerate() {
             let ends = match outcome.outcome {
                 Outcome::Allowed => continue,
@@ -157,10 +158,12 @@ impl Denial {
                 }
                 Outcome::Never => None,
             };
-            if !cell.enforced {
-                *shadow.get_mut(shadow_len)? = index(position)?;
-                shadow_len += 1;
-            } else if let (Scope::Ip, Some(ends)) = (active.policy.rules[touched.rules[position]].scope, ends)
+            if position != deciding {
+                *others.get_mut(others_len)? = index(position)?;
+                others_len += 1;
+            }
+            if cell.enforced
+                && let (Scope::Ip, Some(ends)) = (active.policy.rules[touched.rules[position]].scope, ends)
                 && address.is_none_or(|(_, longest)| longest < ends)
             {
                 address = Some((index(position)?, ends));
@@ -184,8 +187,8 @@ impl Denial {
             wait,
             is_tightened: answer.is_tightened,
             address,
-            shadow,
-            shadow_len: u8::try_from(shadow_len).ok()?,
+            others,
+            others_len: u8::try_from(others_len).ok()?,
         };
         (until > now.get()).then_some(denial)
     }
@@ -198,9 +201,14 @@ impl Denial {
     pub(super) fn answer(&self, active: &Active, unauthenticated: bool, now: UnixMicros) -> Decision {
         let now_us = now.get();
         let mut shadow = SmallVec::new();
-        for rule in self.shadow.iter().take(usize::from(self.shadow_len)).copied().map(usize::from) {
-            active.metrics[rule].count_shadow_denied();
-            shadow.push(Arc::clone(&active.policy.rules[rule].id));
+        for index in self.others.iter().take(usize::from(self.others_len)).copied().map(usize::from) {
+            let (rule, metrics) = (&active.policy.rules[index], &active.metrics[index]);
+            if rule.mode == EnforcementMode::Enforce {
+                metrics.count_also_denied();
+            } else {
+                metrics.count_shadow_denied();
+                shadow.push(Arc::clone(&rule.id));
+            }
         }
         let address_denial = self.address.map(|(rule, ends)| {
             let rule = &active.policy.rules[usize::from(rule)];

@@ -23,7 +23,7 @@ impl Source for Everything {
             memory: MemoryStats::default(),
             shares: vec![("r".into(), 1)],
             reports: [("a", 0), ("b", 0), ("c", 0)],
-            files_not_in_force: [("policy", false), ("api_keys", false), ("token_keys", false)],
+            files_not_in_force: [("a", false), ("b", false), ("c", false), ("d", false)],
             pressure: pressure::Reading { level: Some(1), latency_us: Some(1) },
             shared: Some(Shared {
                 sync: SyncStats::default(),
@@ -35,7 +35,7 @@ impl Source for Everything {
             overshoot_bounds: vec![("r".into(), 0)],
             leases: Some(LeaseStats::default()),
             keys: Some(FollowedState::default()),
-            refused_tokens: vec![("expired", 0)],
+            refused_credentials: vec![(["token", "expired"], 0)],
         }
     }
 }

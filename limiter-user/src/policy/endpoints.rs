@@ -8,11 +8,12 @@
 //! cut off, an absolute URL loses scheme and host, percent-encoding is decoded once, `.` and `..` are resolved, and empty
 //! segments count for nothing (`/a//b/` is `/a/b`). Where servers differ on what a path means, it belongs to the groups of
 //! every reading: `%2F` is part of a segment and also a separator, and so is a backslash; `/a//../b` is `/b` and also
-//! `/a/b`; parameters (`;v=1`) are part of their segment and also nothing; `//a/b` is `/a/b` and also `/b` on the host `a`;
-//! what follows `#` is no part of the path, and also is one.
+//! `/a/b`; parameters (`;v=1`) are part of their segment and also nothing; `//a/b` and `///a/b` are `/a/b` and also `/b` on
+//! the host `a`; what follows `#` is no part of the path, and also is one.
 //!
-//! A path of more than [`MAX_PATH_LEN`] bytes, or of a form that raises more than two of these questions, belongs to every
-//! group that has its method: no client that the limits are for would send it, and it must not be a way around them.
+//! A path of more than [`MAX_PATH_LEN`] bytes, or of a form that raises more than two of the questions that its characters
+//! raise (backslashes, parameters, a host, `#`), belongs to every group that has its method: no client that the limits are
+//! for would send it, and it must not be a way around them.
 //!
 //! # Which is more specific
 //!
@@ -249,7 +250,9 @@ impl Endpoints {
     }
 
     /// Whether a pattern matches whatever server reads the path. Unlike with [`Self::find`], what could be read otherwise
-    /// is not covered: dot segments, an encoded slash, dot or percent sign, backslashes, parameters, control characters.
+    /// is not covered, in the path nor in a host before it: dot segments, an encoded slash, dot or percent sign, a percent
+    /// sign that encodes nothing, backslashes, parameters, `#`, control characters, more slashes than one at the beginning;
+    /// nor is what is too long to be read.
     pub fn covers(&self, method: &str, path: impl AsRef<[u8]>, scratch: &mut Scratch) -> bool {
         let (target, reading) = (path.as_ref(), Reading::default());
         let path = path_of(target, reading);
@@ -413,8 +416,9 @@ impl Scratch {
         }
     }
 
-    /// Splits the path of a request target as all servers read it, in one pass: one that begins with a slash, has nothing
-    /// encoded and no dot segments, as most are. `false` for any other.
+    /// Splits the path of a request target as all servers read it, in one pass: one that begins with one slash, and has no
+    /// percent sign, backslash, parameters, `#` nor dot segments, as most have none. `false` for any other, and for one that
+    /// is too long.
     fn split_plain(&mut self, target: &[u8]) -> bool {
         self.decoded.clear();
         self.segments.clear();
@@ -597,6 +601,7 @@ mod tests {
             "/api%2F/../v1/search",
             "http://example.com/api/v1/search",
             "HTTPS://example.com//api/v1/search?x",
+            "svn+a-b.c://host/api/v1/search",
             "/api/v1/search/..//search",
             "/api\\v1\\search",
             "\\api\\v1/search",
@@ -605,6 +610,15 @@ mod tests {
             "//host/api/v1/search",
             "//host:80/api/x/../v1/search",
             "/\\host\\api/v1/search",
+            "///host/api/v1/search",
+            "/\\/host/api/v1/search",
+            "//\\host/api/v1/search",
+            "\\\\\\host/api/v1/search",
+            "http:///host/api/v1/search",
+            "http://\\host\\api/v1/search",
+            "http:\\\\host/api/v1/search",
+            "http://host\\api/v1/search",
+            "http://host\\x/../api/v1/search",
             "/x#/../api/v1/search",
             "/api/v1/search#/../../../x",
             "/api/v1/search;v=1",
@@ -622,6 +636,9 @@ mod tests {
             "/api/v1/search%3bv=1",
             "/api/v1/search%",
             "//host/x/api/v1/search",
+            "///host/x/api/v1/search",
+            "http://host/x/api/v1/search",
+            "a_b://host/api/v1/search",
             "/x;/api/v1/search",
             "/api/v1/search\\x",
             "*",
@@ -678,6 +695,17 @@ mod tests {
             ("/static/x%23", false),
             ("/%68ealthz", true),
             ("http://example.org/healthz", true),
+            ("http://example.org:80/healthz?to=http://h\\x", true),
+            ("http://h\\x/healthz", false),
+            ("http://h%5Cx/healthz", false),
+            ("http://h#/healthz", false),
+            ("http://h#x/healthz", false),
+            ("http://h;x/healthz", false),
+            ("http:///h/healthz", false),
+            ("http:///healthz", false),
+            ("http:\\\\h\\healthz", false),
+            ("///healthz", false),
+            ("/\\/h/healthz", false),
             ("/static/a/b", true),
             ("/static/caf%C3%A9", true),
             ("/static/%61", true),
@@ -805,7 +833,7 @@ mod tests {
     mod reference {
         pub(super) fn matches(pattern: &str, path: &str) -> bool {
             let path = path.split('?').next().unwrap_or_default();
-            let leads = |text: &str| text.len() > 1 && text[..2].chars().all(|c| "/\\".contains(c));
+            let leads = |text: &str| text.chars().take_while(|c| "/\\".contains(*c)).count() > 1;
             let has_backslash = path.contains('\\') || path.contains("%5c");
             let raised = [path.contains('#'), has_backslash, path.contains(';'), leads(path)];
             if raised.iter().filter(|raised| **raised).count() > 2 {
@@ -834,7 +862,8 @@ mod tests {
             if backslash {
                 path = path.replace('\\', "/");
             }
-            if authority && let Some(rest) = path.strip_prefix("//") {
+            if authority && path.starts_with("//") {
+                let rest = path.trim_start_matches('/');
                 path = rest[rest.find('/').unwrap_or(rest.len())..].to_owned();
             }
             if parameters {

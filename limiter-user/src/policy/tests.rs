@@ -35,7 +35,7 @@ fn an_empty_policy_limits_nothing() {
 }
 
 #[test]
-fn a_policy_to_begin_with_changes_nothing() {
+fn a_policy_to_begin_with_limits_nothing() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/starter.toml"));
     let policy = Policy::load(path).unwrap();
     let modes = policy.rules.iter().map(|rule| rule.mode).chain(policy.packet_rules.iter().map(|rule| rule.mode));

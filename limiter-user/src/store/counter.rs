@@ -1,15 +1,15 @@
 //! One counter as this node knows it: what it admitted itself, what the others are known to have admitted, and how
 //! much of its own the shared store has confirmed. Pure: `lua/sync.lua` is the other half of the exchange.
 
-use std::num::NonZeroU8;
+use std::{num::NonZeroU8, sync::Arc};
 
 use limiter_common::{
     sliding_log,
     sliding_window::{Counts, Window},
 };
 
-pub(super) use self::watch::Print;
 use self::{bucket::BucketState, log::LogState, watch::Watch, windows::WindowState};
+pub(super) use self::{room::LogRoom, watch::Print};
 use super::{
     CounterKey,
     algorithm::{Algorithm, Kind, View, in_ns},
@@ -17,6 +17,7 @@ use super::{
 
 mod bucket;
 mod log;
+mod room;
 mod watch;
 mod windows;
 
@@ -30,13 +31,6 @@ pub struct OwnTotals {
     pub tag: u32,
     pub window_us: u64,
     pub state: OwnState,
-}
-
-impl OwnTotals {
-    /// Whether the shared store has confirmed a part of them that it should still have.
-    pub(super) const fn is_known(&self) -> bool {
-        matches!(self.state, OwnState::Windows { acknowledged_current: 1.., .. })
-    }
 }
 
 /// One admission of a log, named by the node's tag and a number of its own: told twice, it is one.
@@ -90,6 +84,18 @@ pub enum SharedCounts {
     },
     /// All admissions that count, this node's as well.
     Log { admissions: Vec<LoggedAdmission> },
+}
+
+/// What the shared store said last of a counter, in the window that it said it of, without what this node has admitted by
+/// itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    pub key: CounterKey,
+    pub window_us: u64,
+    /// Of buckets: the time in which a unit comes back, and that the exhausted bucket takes to fill.
+    pub interval_ns: u64,
+    pub fill_ns: u64,
+    pub view: View,
 }
 
 /// Whose counts a node adds to its own.
@@ -164,6 +170,21 @@ impl Counter {
         Self { window_us: algorithm.window_us(), state }
     }
 
+    /// Takes what it needs of the room for logs, if it is one.
+    pub(super) fn be_in(&mut self, room: &Arc<LogRoom>) {
+        if let State::Log { log, .. } = &mut self.state {
+            log.be_in(room);
+        }
+    }
+
+    /// How much of that it takes.
+    pub(super) fn log_room(&self) -> usize {
+        match &self.state {
+            State::Log { log, .. } => log.room(),
+            State::Windows { .. } | State::Bucket { .. } => 0,
+        }
+    }
+
     /// What the counter stands for: everybody's counts. `need` is what has to fit, for the wait if it does not. The counter
     /// must have been moved to the request.
     #[inline]
@@ -232,6 +253,29 @@ impl Counter {
             }
             (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => None,
         }
+    }
+
+    /// The same, by the parameters that the counter has. `None` also where it is nothing.
+    pub(super) fn heard_last(&self, key: &CounterKey, now_us: u64) -> Option<Heard> {
+        let window_us = self.window_us;
+        let (view, interval_ns, fill_ns) = match &self.state {
+            State::Windows { counts, .. } => (View::Windows(counts.counts_of_others()), 0, 0),
+            State::Bucket { bucket, .. } if !bucket.has_own_counts() => {
+                let (interval_ns, fill_ns) = bucket.pace();
+                (View::Bucket { tat_ns: bucket.tat_ns() }, interval_ns, fill_ns)
+            }
+            State::Log { tag, log, .. } if !log.has_own(*tag) => {
+                let used = log.used(&Window { window_us, ceiling: 0 }, now_us);
+                (View::Log { used, wait_us: 0, reset_us: log.expires_us(window_us) }, 0, 0)
+            }
+            State::Bucket { .. } | State::Log { .. } => return None,
+        };
+        let is_nothing = match view {
+            View::Windows(counts) => counts.previous == 0 && counts.current == 0,
+            View::Bucket { tat_ns } => tat_ns <= in_ns(now_us),
+            View::Log { used, .. } => used == 0,
+        };
+        (!is_nothing).then(|| Heard { key: key.clone(), window_us, interval_ns, fill_ns, view })
     }
 
     /// Moves the counter to `now_us`, and to the algorithm and window that its rule has by now. Returns how much of this
@@ -467,9 +511,7 @@ impl Counter {
         if self.window_us != sent.window_us {
             return (0, false);
         }
-        let talk = self.talk_mut();
-        let adopts = adopts == Adopts::Always || !talk.has_answer();
-        *talk = Talk::Answered;
+        let adopts = adopts == Adopts::Always || !self.talk_mut().has_answer();
         let late = match (&mut self.state, shared) {
             (
                 State::Windows { tag, counts, .. },
@@ -485,6 +527,7 @@ impl Counter {
             }
             (State::Windows { .. } | State::Bucket { .. } | State::Log { .. }, _) => return (0, false),
         };
+        *self.talk_mut() = Talk::Answered;
         (late, self.differs())
     }
 
@@ -540,6 +583,26 @@ mod tests {
         let mut counter = Counter::new(&window(1000), now_us, 7);
         counter.charge(&window(1000), now_us, current);
         counter
+    }
+
+    #[test]
+    fn an_answer_about_another_tag_is_no_answer() {
+        let key = CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
+        let mut counter = counter(1500, 5);
+        let sent = counter.tell(&key).expect("five units");
+        let log = Algorithm::SlidingLog(Window { window_us: 1000, ceiling: 100 });
+        counter.move_to(&log, 1500);
+        assert!(!counter.has_own_counts(), "what was carried over is nobody's own");
+        let counts = Counts { index: 1, previous: 0, current: 50 };
+        let answer = SharedCounts::Windows { counts, own_previous: 0, own_current: 5 };
+        assert_eq!(counter.learn(&sent, &answer, 1500, Adopts::Once), (0, false));
+        // The first answer about this one is still to come, and what the others have is in it.
+        let sent = counter.tell(&key).expect("the last message has no answer");
+        let admission = LoggedAdmission { tag: 1, number: 1, at_us: 1500, cost: 50 };
+        counter.learn(&sent, &SharedCounts::Log { admissions: vec![admission] }, 1500, Adopts::Once);
+        let View::Log { used, .. } = counter.view(&log, 1500, 0) else { panic!("{counter:?}") };
+        assert_eq!(used, 55);
+        assert!(counter.tell(&key).is_none());
     }
 
     fn counts(counter: &Counter) -> Counts {

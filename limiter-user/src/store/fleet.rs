@@ -5,14 +5,14 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-/// Reckoned with until one has heard, where it is better to reckon with too many.
-const UNHEARD: u64 = 4;
-
 /// Of one node. Cheap to clone; all clones know the same.
 #[derive(Clone, Debug, Default)]
 pub struct Fleet(Arc<AtomicU32>);
 
 impl Fleet {
+    /// Reckoned with until one has heard, where it is better to reckon with too many.
+    pub(super) const UNHEARD: u64 = 4;
+
     /// By which limits are divided; 1 before it has heard of others.
     #[inline]
     pub fn live_nodes(&self) -> u32 {
@@ -24,7 +24,7 @@ impl Fleet {
     #[inline]
     pub fn reckoned(&self) -> u64 {
         match self.0.load(Ordering::Relaxed) {
-            0 => UNHEARD,
+            0 => Self::UNHEARD,
             nodes => nodes.into(),
         }
     }
@@ -42,10 +42,10 @@ mod tests {
     #[test]
     fn each_node_knows_what_it_has_heard() {
         let (one, other) = (Fleet::default(), Fleet::default());
-        assert_eq!((one.live_nodes(), one.reckoned()), (1, UNHEARD));
+        assert_eq!((one.live_nodes(), one.reckoned()), (1, Fleet::UNHEARD));
         one.clone().heard(7);
         assert_eq!((one.live_nodes(), one.reckoned()), (7, 7));
-        assert_eq!((other.live_nodes(), other.reckoned()), (1, UNHEARD));
+        assert_eq!((other.live_nodes(), other.reckoned()), (1, Fleet::UNHEARD));
         one.heard(0);
         assert_eq!((one.live_nodes(), one.reckoned()), (1, 1));
     }

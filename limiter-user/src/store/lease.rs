@@ -42,14 +42,17 @@ mod stats;
 const SHARDS: usize = 64;
 /// Of one shard. Beyond, a request is decided by Redis.
 const MAX_OF_SHARD: usize = 4096;
+/// From here on a shard gives up what nobody has used for longest, so that there is room for who comes.
+const CROWDED: usize = MAX_OF_SHARD / 4 * 3;
 /// How often holdings are looked at that may be too large.
 const LOOK: Duration = Duration::from_millis(250);
 /// Statements in one pipeline.
 const BATCH: usize = 512;
 /// Holdings of one look that are told again only because there was no answer, or another server may be there.
 const MOST_AGAIN: usize = 8 * BATCH;
-/// How often a node that stops gives back what it holds, as long as it gets no answer.
+/// How often a node that stops gives back what it holds, as long as it gets no answer, and for how long at most.
 const MOST_GOODBYES: usize = 3;
+const GOODBYES_WITHIN: Duration = Duration::from_secs(2);
 /// How long a question may take. Requests do not wait so long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Questions in a row that failed, and the time without an answer, after which Redis is taken to be away: one that is lost or
@@ -68,13 +71,15 @@ pub struct LeaseConfig {
     pub spacing: Duration,
     /// After this time a counter that is spent is asked about again.
     pub look_again: Duration,
+    /// Questions whose answers nobody waits for are gathered for so long, and go as one message.
+    pub gather: Duration,
 }
 
 impl LeaseConfig {
     /// Asks about a counter at its ceiling as often as others are shared.
     pub fn with_sync_interval(sync_interval: Duration) -> Self {
         let (horizon, look_again) = (Duration::from_millis(500), Duration::from_millis(250));
-        Self { horizon, spacing: sync_interval, look_again }
+        Self { horizon, spacing: sync_interval, look_again, gather: sync_interval / 2 }
     }
 }
 
@@ -90,10 +95,19 @@ struct Inner {
     random: RandomState,
     /// Of the next message, and of the next holding.
     number: AtomicU64,
-    /// Of the connections by which the last look found the store.
-    generation: AtomicU64,
     counts: Counts,
     health: Mutex<Health>,
+    gather: Duration,
+    /// Of counters of which little is left.
+    gathered: Mutex<Vec<Low>>,
+}
+
+/// A counter that is to be asked about, and what it must be lent to be of use.
+#[derive(Debug)]
+struct Low {
+    hash: u64,
+    key: CounterKey,
+    need: u64,
 }
 
 /// How a question ended.
@@ -105,6 +119,16 @@ pub enum Asked {
     /// Nothing can be held of another counter.
     NoRoom,
 }
+
+/// What the last look saw of the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// Of connections.
+    generation: u64,
+    losses: u64,
+}
+
+type UnderWay = watch::Receiver<bool>;
 
 #[derive(Debug, Default)]
 struct Health {
@@ -124,7 +148,9 @@ struct Lease {
     key: CounterKey,
     holding: Holding,
     /// Ends with the question that is under way, and says whether it was answered.
-    under_way: Option<watch::Receiver<bool>>,
+    under_way: Option<UnderWay>,
+    /// A question about it is to be sent soon.
+    is_gathered: bool,
     /// When a request last gave up waiting.
     late_us: u64,
 }
@@ -158,10 +184,6 @@ impl Shard {
     }
 }
 
-fn hash_of_key(key: &CounterKey) -> u64 {
-    key.identity.borrowed().hash() ^ key.rule.hash_of_text().rotate_left(17)
-}
-
 impl Leases {
     /// `clock` measures time, and says nothing of windows: those are Redis'.
     pub fn new(redis: RedisStore, clock: Arc<SharedClock>, config: LeaseConfig) -> Self {
@@ -170,6 +192,7 @@ impl Leases {
             horizon_us: us(config.horizon),
             spacing_us: us(config.spacing),
             look_again_us: us(config.look_again),
+            gather_us: us(config.gather),
         };
         Self(Arc::new(Inner {
             redis,
@@ -178,9 +201,10 @@ impl Leases {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             random: RandomState::new(),
             number: AtomicU64::new(1),
-            generation: AtomicU64::new(0),
             counts: Counts::default(),
             health: Mutex::default(),
+            gather: config.gather,
+            gathered: Mutex::default(),
         }))
     }
 
@@ -216,9 +240,10 @@ impl Leases {
             Take::Refused { is_old, .. } => is_old,
             Take::Unknown => false,
         };
-        if refill && lease.under_way.is_none() {
+        if refill && lease.under_way().is_none() && !lease.is_gathered {
             let need = if matches!(take, Take::Refused { .. }) { cell.cost } else { 0 };
-            self.send(lease, need, local_us);
+            lease.is_gathered = true;
+            self.gather(Low { hash, key: lease.key.clone(), need });
         }
         drop(shard);
         match take {
@@ -308,32 +333,91 @@ impl Leases {
             // Another window is another holding: what is held of the old one stays counted until that is over.
             let number = self.0.number.fetch_add(1, Ordering::Relaxed);
             let tag = u32::try_from(self.0.random.hash_one(number) >> 32).unwrap_or(0);
-            let lease =
-                Lease { key: cell.key(), holding: Holding::new(tag, cell.algorithm), under_way: None, late_us: 0 };
+            let lease = Lease {
+                key: cell.key(),
+                holding: Holding::new(tag, cell.algorithm),
+                under_way: None,
+                is_gathered: false,
+                late_us: 0,
+            };
             if !shard.begin(hash, lease) {
                 return None;
             }
         }
         let lease = shard.get(hash, cell)?;
-        if let Some(under_way) = &lease.under_way {
+        if let Some(under_way) = lease.under_way() {
             return Some(under_way.clone());
         }
         Some(self.send(lease, cell.cost, local_us))
     }
 
-    /// Asks in the background.
+    /// Asks in the background, at once.
     fn send(&self, lease: &mut Lease, need: u64, local_us: u64) -> watch::Receiver<bool> {
-        let expired = lease.holding.expired(local_us);
-        self.0.counts.expired(expired);
-        let statement = lease.holding.ask(need, local_us, &self.0.terms);
-        let (ended, under_way) = watch::channel(false);
-        lease.under_way = Some(under_way.clone());
+        let (statement, ended) = self.begin(lease, need, local_us);
+        let under_way = ended.subscribe();
         let (leases, key) = (self.clone(), lease.key.clone());
         tokio::spawn(async move {
             let answered = leases.exchange(&[(key, statement)]).await;
             ended.send_replace(answered);
         });
         under_way
+    }
+
+    /// What to ask about a counter, from now on under way, and what ends that.
+    fn begin(&self, lease: &mut Lease, need: u64, local_us: u64) -> (Statement, watch::Sender<bool>) {
+        self.0.counts.expired(lease.holding.expired(local_us));
+        let (ended, under_way) = watch::channel(false);
+        lease.under_way = Some(under_way);
+        (lease.holding.ask(need, local_us, &self.0.terms), ended)
+    }
+
+    /// Asks soon, together with others.
+    fn gather(&self, low: Low) {
+        let mut gathered = self.0.gathered.lock();
+        gathered.push(low);
+        if gathered.len() == 1 {
+            let leases = self.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(leases.0.gather).await;
+                leases.send_gathered();
+            });
+        }
+    }
+
+    /// A message to each server, so that one which does not answer keeps nobody waiting for the others.
+    fn send_gathered(&self) {
+        let gathered = std::mem::take(&mut *self.0.gathered.lock());
+        let local_us = self.local_us();
+        let mut by_server: HashMap<_, (Vec<_>, Vec<_>)> = HashMap::new();
+        for Low { hash, key, need } in gathered {
+            let mut shard = self.shard(hash);
+            let Some(lease) = shard.find(hash, &key) else { continue };
+            lease.is_gathered = false;
+            // A request that could not wait has asked meanwhile.
+            if lease.under_way().is_some() {
+                continue;
+            }
+            let (statement, ended) = self.begin(lease, need, local_us);
+            drop(shard);
+            let (statements, ends) = by_server.entry(self.0.redis.server_of(&key.identity.borrowed())).or_default();
+            statements.push((key, statement));
+            ends.push(ended);
+        }
+        for (statements, ends) in by_server.into_values() {
+            let leases = self.clone();
+            tokio::spawn(async move { leases.exchange_all(&statements, &ends).await });
+        }
+    }
+
+    /// In messages of a size that Redis is not kept busy by for long.
+    async fn exchange_all(&self, statements: &[(CounterKey, Statement)], ended: &[watch::Sender<bool>]) {
+        for (batch, ended) in statements.chunks(BATCH).zip(ended.chunks(BATCH)) {
+            let answered = self.exchange(batch).await;
+            // Whoever waits meanwhile looks again.
+            for sender in ended {
+                sender.send_replace(answered);
+            }
+        }
     }
 
     /// Tells Redis, and takes what it answers; returns whether it has answered all. Of each counter, `under_way` must be set.
@@ -348,7 +432,7 @@ impl Leases {
         };
         let mut all = true;
         for ((key, statement), reply) in statements.iter().zip(replies) {
-            let hash = hash_of_key(key);
+            let hash = key.hash();
             // What is only told may be told again and again, and nobody waits for it.
             if reply.is_ok() || statement.want > 0 {
                 self.judge_health(&reply);
@@ -385,24 +469,39 @@ impl Leases {
         health.failures >= FAILURES_UNTIL_AWAY && health.since.is_some_and(|since| since.elapsed() >= AWAY_AFTER)
     }
 
-    /// Gives back what is not used, until `shutdown`, and then all of it.
+    /// Gives back what is not used, until `shutdown`, and then all of it, for two seconds at most.
     pub async fn run(self, shutdown: CancellationToken) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = shutdown.cancelled() => break,
-                _ = looks.tick() => self.give_back(false).await,
+        let mut seen = Seen::default();
+        let looking = async {
+            loop {
+                looks.tick().await;
+                self.give_back(false, &mut seen).await;
             }
+        };
+        // One that is under way is cut off: what it had told may not have arrived, and is told again.
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = looking => {}
         }
-        // What is not heard is said again.
-        for _ in 0..MOST_GOODBYES {
-            self.give_back(true).await;
+        let goodbyes = async {
+            // What is not heard is said again.
+            for _ in 0..MOST_GOODBYES {
+                self.give_back(true, &mut seen).await;
+            }
+        };
+        if tokio::time::timeout(GOODBYES_WITHIN, goodbyes).await.is_err() {
+            tracing::warn!(
+                target: "limiter::store",
+                redis = self.0.redis.name(),
+                "stopped before this Redis has answered: what was lent to this node and not used counts until its windows are over"
+            );
         }
     }
 
     /// Gives back what is too much, or all.
-    async fn give_back(&self, everything: bool) {
+    async fn give_back(&self, everything: bool, seen: &mut Seen) {
         let local_us = self.local_us();
         let mut statements = Vec::new();
         let mut ended = Vec::new();
@@ -410,8 +509,8 @@ impl Leases {
         let most_again = if self.is_away() { BATCH } else { MOST_AGAIN };
         let mut again = 0;
         // Another connection may lead to another server, or to one that has lost what it was told.
-        let generation = self.0.redis.generation();
-        let is_other = self.0.generation.swap(generation, Ordering::Relaxed) != generation;
+        let now = Seen { generation: self.0.redis.generation(), losses: self.0.redis.losses() };
+        let is_other = std::mem::replace(seen, now) != now;
         for shard in &self.0.shards {
             let mut shard = shard.lock();
             shard.forget(local_us);
@@ -420,12 +519,14 @@ impl Leases {
                 if is_other {
                     lease.holding.doubt();
                 }
-                if lease.under_way.is_some() {
+                if lease.under_way().is_some() {
                     continue;
                 }
                 let keep = if everything { Some(0) } else { look };
                 let (left, expired) = (lease.holding.left(local_us), lease.holding.expired(local_us));
-                let says_again = lease.holding.is_untold() && again < most_again;
+                let says_again = lease.holding.is_untold()
+                    && again < most_again
+                    && self.0.redis.outage(&lease.key.identity.borrowed()).is_none();
                 again += usize::from(says_again);
                 let keep = keep.filter(|keep| expired > 0 || left > *keep).or(says_again.then_some(left));
                 let Some(keep) = keep else { continue };
@@ -437,29 +538,123 @@ impl Leases {
                 ended.push(sender);
             }
         }
-        for (batch, ended) in statements.chunks(BATCH).zip(ended.chunks(BATCH)) {
-            let answered = self.exchange(batch).await;
-            // Whoever waits meanwhile looks again.
-            for sender in ended {
-                sender.send_replace(answered);
-            }
-        }
+        self.exchange_all(&statements, &ended).await;
+    }
+}
+
+impl Lease {
+    /// The question that is under way. One whose task was dropped is none.
+    fn under_way(&self) -> Option<&UnderWay> {
+        self.under_way.as_ref().filter(|under_way| under_way.has_changed().is_ok())
     }
 }
 
 impl Shard {
-    /// Forgets what nobody has used for a while, which costs one question when it is used again, and holdings whose windows are
-    /// over for as long as a counter can matter. What they have used stays counted.
+    /// Forgets holdings whose windows are over for as long as a counter can matter. Until then this node is the one that can
+    /// tell what they have used to a store that loses it; only where there is little room, those go as well that nobody has
+    /// used for longest, which costs one question when they are used again.
     fn forget(&mut self, local_us: u64) {
+        self.retain(|lease| !lease.holding.is_over(local_us));
+        let mut surplus = self.len.saturating_sub(CROWDED);
+        if surplus == 0 {
+            return;
+        }
+        let idle = |lease: &Lease| lease.holding.idle_looks(local_us).filter(|_| lease.under_way().is_none());
+        let mut looks: Vec<u32> = self.leases.values().flatten().filter_map(idle).collect();
+        looks.sort_unstable_by(|one, other| other.cmp(one));
+        let Some(&longest) = looks.get(surplus.min(looks.len()).saturating_sub(1)) else { return };
+        self.retain(|lease| {
+            let goes = surplus > 0 && idle(lease).is_some_and(|looks| looks >= longest);
+            surplus -= usize::from(goes);
+            !goes
+        });
+    }
+
+    /// Whatever is under way stays.
+    fn retain(&mut self, mut stays: impl FnMut(&Lease) -> bool) {
         self.leases.retain(|_, leases| {
-            leases.retain(|lease| {
-                let (window_us, ends_us) = (lease.holding.window_us(), lease.holding.ends_us());
-                // One that was never answered has no end yet: what it asked for may have been lent, and goes back first.
-                let is_over = ends_us > 0 && local_us >= ends_us.saturating_add(2 * window_us);
-                lease.under_way.is_some() || !(is_over || lease.holding.is_idle(local_us))
-            });
+            leases.retain(|lease| lease.under_way().is_some() || stays(lease));
             !leases.is_empty()
         });
         self.len = self.leases.values().map(SmallVec::len).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Algorithm, Identity};
+
+    const SECOND: u64 = 1_000_000;
+    /// An hour and a half after 1970 by the store's clock and by this host's.
+    const NOW: u64 = 5400 * SECOND;
+
+    /// One that has used ten units of an hour's window, and that nobody has used for so many looks.
+    fn used(number: u64, looks: u32) -> Lease {
+        let algorithm = Algorithm::sliding_window(3600 * SECOND, 1000);
+        let mut holding = Holding::new(7, algorithm);
+        let terms = Terms { horizon_us: 1, spacing_us: 1, look_again_us: 1, gather_us: 0 };
+        let statement = holding.ask(10, NOW, &terms);
+        let counts = limiter_common::sliding_window::Counts { index: 1, previous: 0, current: 10 };
+        let lent = Lent { now_us: NOW, granted: 10, counts, own_current: 10 };
+        holding.lent(&statement, &lent, NOW, NOW, &terms);
+        assert!(matches!(holding.take(&algorithm, 10, NOW, &terms), Take::Taken { .. }));
+        for _ in 0..=looks {
+            holding.look(NOW);
+        }
+        let key = CounterKey { identity: Identity::User(format!("u{number}").into()), rule: "r".into() };
+        Lease { key, holding, under_way: None, is_gathered: false, late_us: 0 }
+    }
+
+    fn shard(leases: impl IntoIterator<Item = Lease>) -> Shard {
+        let mut shard = Shard::default();
+        for lease in leases {
+            assert!(shard.begin(lease.key.hash(), lease));
+        }
+        shard
+    }
+
+    #[test]
+    fn what_was_used_is_known_until_its_windows_are_over() {
+        let mut shard = shard((0..10).map(|number| used(number, 1_000_000)));
+        // The window ends after half an hour, and counts for an hour more.
+        for (later, left) in [(0, 10), (60, 10), (1800, 10), (5400, 10), (1800 + 2 * 3600, 0)] {
+            shard.forget(NOW + later * SECOND);
+            assert_eq!((shard.len, shard.leases.len()), (left, left), "after {later} s");
+        }
+    }
+
+    #[test]
+    fn where_there_is_little_room_those_go_that_nobody_has_used_for_longest() {
+        let count = CROWDED + 100;
+        let looks = |number: usize| if number < 10 { 0 } else { 240 + u32::try_from(number).unwrap() };
+        let mut shard = shard((0..count).map(|number| used(number as u64, looks(number))));
+        shard.forget(NOW);
+        assert_eq!(shard.len, CROWDED);
+        let stays = |number: usize| {
+            let key = used(number as u64, 0).key;
+            shard.leases.get(&key.hash()).is_some_and(|leases| leases.iter().any(|lease| lease.key == key))
+        };
+        for number in 0..count {
+            assert_eq!(stays(number), number < CROWDED, "{number}");
+        }
+        // Of those that were used a moment ago none goes, and no more come in than there is room for.
+        let mut shard = self::shard((0..MAX_OF_SHARD).map(|number| used(number as u64, 10)));
+        shard.forget(NOW);
+        assert_eq!(shard.len, MAX_OF_SHARD);
+        let another = used(MAX_OF_SHARD as u64, 0);
+        assert!(!shard.begin(another.key.hash(), another));
+    }
+
+    #[test]
+    fn what_is_under_way_stays_and_what_was_cut_off_is_not_under_way() {
+        let (sender, receiver) = watch::channel(false);
+        let mut shard = shard([Lease { under_way: Some(receiver), ..used(1, 0) }]);
+        let much_later = NOW + 100 * 3600 * SECOND;
+        shard.forget(much_later);
+        assert_eq!(shard.len, 1);
+        drop(sender);
+        shard.forget(much_later);
+        assert_eq!(shard.len, 0);
     }
 }

@@ -21,7 +21,7 @@ use self::{index::KeyHash, near::Near, shard::Shard, watch::Changes};
 use super::{
     At, Cell, CellOutcome, CellRef, Charge, CounterKey, Store, StoreError,
     algorithm::View,
-    counter::{Adopts, OwnTotals, SharedCounts},
+    counter::{Adopts, Heard, LogRoom, OwnTotals, SharedCounts},
     fleet::Fleet,
 };
 use crate::clock::Clock;
@@ -46,6 +46,8 @@ const MIN_SHARD_CAPACITY: usize = 1024;
 const SWEEP_STEPS: usize = 512;
 /// Calls of [`MemoryStore::sweep`] that look at everything once.
 const SWEEPS_PER_ROUND: usize = 32;
+/// Of each shard, how often a sweep looks for a log to give up.
+const LOOKS_FOR_LOGS: usize = 256;
 /// Cells of a request up to which deciding it does not allocate.
 pub const INLINE_CELLS: usize = 32;
 
@@ -55,6 +57,8 @@ pub const INLINE_CELLS: usize = 32;
 pub struct MemoryStats {
     pub counters: usize,
     pub capacity: usize,
+    /// Admissions of logs that there is memory for.
+    pub logged: usize,
     /// Counters that wait to be sent to the shared store.
     pub queued: usize,
     /// Counters given up because the store was full.
@@ -67,11 +71,19 @@ pub struct MemoryStats {
     pub evicted_unconfirmed_units: u64,
 }
 
+/// How far a walk through all counters has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WalkedTo {
+    shard: usize,
+    slot: usize,
+}
+
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     shards: Box<[Locked]>,
     near: Near,
     changes: Arc<Changes>,
+    logs: Arc<LogRoom>,
     capacity: usize,
 }
 
@@ -110,12 +122,14 @@ impl MemoryStore {
         let count = 1 << wanted.ilog2();
         // Another for each store, since the tags of counters come of it: the operating system's.
         let random = RandomState::new();
-        let changes = Arc::new(Changes::new());
-        let shard =
-            |number: usize| Shard::new(max_counters / count, shared, random.hash_one(number), Arc::clone(&changes));
+        let (changes, logs) = (Arc::new(Changes::new()), Arc::new(LogRoom::beside(max_counters)));
+        let shard = |number: usize| {
+            let seed = random.hash_one(number);
+            Shard::new(max_counters / count, shared, seed, Arc::clone(&changes), Arc::clone(&logs))
+        };
         let shard = |number| Locked(Mutex::new(shard(number)));
         let (shards, near) = ((0..count).map(shard).collect(), Near::default());
-        Self { clock, shards, near, changes, capacity: max_counters }
+        Self { clock, shards, near, changes, logs, capacity: max_counters }
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
@@ -131,7 +145,8 @@ impl MemoryStore {
         self.shards[hash.shard(self.shards.len())].lock()
     }
 
-    /// Removes some of the counters that have expired; all of them within 32 calls. To be called once a second.
+    /// Removes some of the counters that have expired; all of them within 32 calls. Gives up the longest logs where they take
+    /// more memory than all of them may. To be called once a second.
     pub fn sweep(&self, now: UnixMicros) -> usize {
         let mut removed = 0;
         for shard in &self.shards {
@@ -142,7 +157,19 @@ impl MemoryStore {
                 left -= steps;
             }
         }
+        self.shorten_logs();
         removed
+    }
+
+    fn shorten_logs(&self) {
+        for _ in 0..LOOKS_FOR_LOGS {
+            for shard in &self.shards {
+                if !self.logs.is_exceeded() {
+                    return;
+                }
+                shard.lock().give_up_log(SWEEP_STEPS);
+            }
+        }
     }
 
     /// Until a counter has come near its ceiling, so that other nodes should hear of it soon.
@@ -209,6 +236,31 @@ impl MemoryStore {
         queued
     }
 
+    /// Puts what was heard of live counters that are wanted into `out`, until it has `most` or a few more; returns where to go
+    /// on, if that is not all.
+    pub fn heard_of(
+        &self,
+        now: UnixMicros,
+        begin: WalkedTo,
+        most: usize,
+        is_wanted: &dyn Fn(&CounterKey) -> bool,
+        out: &mut Vec<Heard>,
+    ) -> Option<WalkedTo> {
+        let mut slot = begin.slot;
+        for (number, shard) in self.shards.iter().enumerate().skip(begin.shard) {
+            let mut from = Some(slot);
+            while let Some(begin) = from {
+                if out.len() >= most {
+                    return Some(WalkedTo { shard: number, slot: begin });
+                }
+                // The lock is given back in between, as in a sweep.
+                from = shard.lock().heard_of(begin, SWEEP_STEPS, now.get(), is_wanted, out);
+            }
+            slot = 0;
+        }
+        None
+    }
+
     /// How many counters each rule has that have something to say.
     pub fn count_by_rule(&self) -> BTreeMap<Arc<str>, u64> {
         let now_us = self.clock.now().get();
@@ -224,7 +276,7 @@ impl MemoryStore {
     }
 
     pub fn stats(&self) -> MemoryStats {
-        let mut stats = MemoryStats::default();
+        let mut stats = MemoryStats { logged: self.logs.used(), ..MemoryStats::default() };
         for shard in &self.shards {
             shard.lock().add_stats(&mut stats);
         }

@@ -31,7 +31,8 @@ use self::{
     breakers::Breakers,
     calls::Calls,
     cluster::{Call, Cluster, Exchange},
-    connection::{Connection, Route},
+    connection::{Connection, LateAnswer, Replies, Route},
+    late::Late,
     losses::Losses,
     mark::Marks,
     script::{Beside, Script},
@@ -41,7 +42,7 @@ use self::{
 use super::{
     At, Cell, CellOutcome, Charge, CounterKey, Store, StoreError,
     algorithm::View,
-    counter::OwnTotals,
+    counter::{Heard as HeardCounter, OwnState, OwnTotals},
     fleet::Fleet,
     lease::{Lent, Statement},
 };
@@ -56,6 +57,7 @@ mod examine;
 mod heartbeat;
 mod key;
 mod keys;
+mod late;
 mod losses;
 mod mark;
 mod outage;
@@ -81,6 +83,11 @@ pub const KEY_STORE_ACL_RULES: &str = "+@hash +@sortedset";
 
 /// Whose clock a cluster goes by: that of the node that has this slot, in which heartbeats are.
 const CLOCK_SLOT: u16 = 9928;
+/// Counters that one call of a script shares: enough that what a call costs by itself is little beside them.
+const COUNTERS_OF_CALL: usize = 16;
+
+/// How long giving back may take. Nobody waits for it.
+const GIVE_BACK_WITHIN: Duration = Duration::from_secs(1);
 
 /// Cheap to clone; all clones share their connections.
 #[derive(Clone, Debug)]
@@ -95,6 +102,7 @@ struct Shared {
     decide: Script,
     sync: Script,
     lease: Script,
+    restore: Script,
     heartbeat: Script,
     probe: Script,
     mark: Script,
@@ -103,6 +111,7 @@ struct Shared {
     breakers: Arc<Breakers>,
     fleet: Fleet,
     losses: Losses,
+    late: Late,
 }
 
 /// What a node knows of its servers, by whichever connections.
@@ -171,6 +180,7 @@ impl RedisStore {
             decide: Script::decide(),
             sync: Script::sync(),
             lease: Script::lease(),
+            restore: Script::restore(),
             heartbeat: Script::heartbeat(),
             probe: Script::probe(),
             mark: Script::mark(),
@@ -179,6 +189,7 @@ impl RedisStore {
             breakers,
             fleet,
             losses,
+            late: Late::default(),
         })))
     }
 
@@ -195,9 +206,14 @@ impl RedisStore {
         matches!(self.0.servers, Servers::Cluster(_))
     }
 
-    /// Changes with every new connection, and when Redis was found to have lost what it was told.
+    /// Changes with every new connection.
     pub(super) fn generation(&self) -> u64 {
-        self.0.generations.load(Ordering::Relaxed) + self.0.losses.count()
+        self.0.generations.load(Ordering::Relaxed)
+    }
+
+    /// Times that Redis was found to have lost what it was told, by whichever connections.
+    pub(super) fn losses(&self) -> u64 {
+        self.0.losses.count()
     }
 
     /// Redis was found to have lost what it was told.
@@ -214,13 +230,34 @@ impl RedisStore {
         deadline: Duration,
     ) -> Result<Vec<Result<SyncReply, StoreError>>, StoreError> {
         const OPERATION: &str = "share counters";
-        let call = |totals: &OwnTotals| {
-            let key = redis_key(&totals.key);
-            Call { slot: slot(key.as_bytes()), command: script::sync(&self.0.sync, number, totals, key.as_bytes()) }
+        let most = match &self.0.servers {
+            Servers::One(_) => COUNTERS_OF_CALL,
+            // In a cluster, a script may have keys of one slot.
+            Servers::Cluster(_) => 1,
         };
-        let calls: Vec<Call> = totals.iter().map(call).collect();
-        let slots: Vec<u16> = calls.iter().map(|call| call.slot).collect();
+        let is_log = |totals: &OwnTotals| matches!(totals.state, OwnState::Log { .. });
+        // Of logs each has its own: one may keep Redis busy for as long as many others.
+        let chunks =
+            || totals.chunk_by(move |one, next| !is_log(one) && !is_log(next)).flat_map(move |of| of.chunks(most));
+        let mut calls = Vec::with_capacity(totals.len().div_ceil(most));
+        let mut slots = Vec::with_capacity(totals.len());
+        for chunk in chunks() {
+            let counters: Vec<_> = chunk.iter().map(|totals| (redis_key(&totals.key).into_bytes(), totals)).collect();
+            slots.extend(counters.iter().map(|(key, _)| slot(key)));
+            let command = script::sync(&self.0.sync, number, &counters);
+            calls.push(Call { slot: slots[slots.len() - chunk.len()], command });
+        }
         let replies = self.run(OPERATION, &self.0.sync, calls, deadline).await?;
+        let mut of_counters = Vec::with_capacity(totals.len());
+        for (reply, chunk) in replies.into_iter().zip(chunks()) {
+            let replies = reply.and_then(|reply| {
+                script::by_counter(reply, chunk.len()).map_err(|misfit| self.bad_reply(OPERATION, misfit))
+            });
+            match replies {
+                Ok(replies) => of_counters.extend(replies.into_iter().map(Ok)),
+                Err(error) => of_counters.extend(chunk.iter().map(|_| Err(error.clone()))),
+            }
+        }
         let parse = |((reply, sent), slot): ((Result<Value, StoreError>, &OwnTotals), u16)| {
             let mut reply = script::synced(reply?, &sent.state).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
             reply.is_of_clock = match &self.0.servers {
@@ -230,7 +267,32 @@ impl RedisStore {
             self.0.calls.values_replaced(u64::from(reply.replaced));
             Ok(reply)
         };
-        Ok(replies.into_iter().zip(totals).zip(slots).map(parse).collect())
+        Ok(of_counters.into_iter().zip(totals).zip(slots).map(parse).collect())
+    }
+
+    /// Makes counters what this node has heard of them, where that is more; says how many were less. The error is for when no
+    /// server has answered.
+    pub(super) async fn restore(&self, heard: &[HeardCounter], deadline: Duration) -> Result<u64, StoreError> {
+        const OPERATION: &str = "restore counters";
+        let call = |counter: &HeardCounter| {
+            let key = redis_key(&counter.key);
+            let command = script::restore(&self.0.restore, counter, key.as_bytes());
+            Call { slot: slot(key.as_bytes()), command }
+        };
+        let mut all = 0;
+        for reply in self.run(OPERATION, &self.0.restore, heard.iter().map(call).collect(), deadline).await? {
+            let parsed =
+                reply.and_then(|reply| script::restored(reply).map_err(|misfit| self.bad_reply(OPERATION, misfit)));
+            match parsed {
+                Ok((replaced, restored)) => {
+                    self.0.calls.values_replaced(u64::from(replaced));
+                    all += u64::from(restored);
+                }
+                Err(error) => tracing::debug!(target: "limiter::store", %error, "a counter was not restored"),
+            }
+        }
+        self.0.calls.counters_restored(all);
+        Ok(all)
     }
 
     /// Lends what statements ask for, in one pipeline for each server; a reply each, in order. `number` is higher than that of
@@ -350,7 +412,16 @@ impl RedisStore {
         deadline: Duration,
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let watch = Stopwatch::start();
-        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, guarded: true };
+        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, manner: Manner::Usual };
+        self.run_by(exchange, calls).await
+    }
+
+    async fn run_by(
+        &self,
+        exchange: ScriptCalls<'_>,
+        calls: Vec<Call>,
+    ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+        let ScriptCalls { operation, deadline, .. } = exchange;
         let result = match &self.0.servers {
             Servers::One(connection) => {
                 let mut pipeline = Pipeline::with_capacity(calls.len());
@@ -364,7 +435,7 @@ impl RedisStore {
             }
             Servers::Cluster(cluster) => cluster.send(operation, &calls, deadline, &exchange).await,
         };
-        self.0.calls.record(&result, watch.elapsed());
+        self.0.calls.record(&result, exchange.watch.elapsed());
         result
     }
 
@@ -382,11 +453,7 @@ struct PlainCalls {
 }
 
 impl Exchange for PlainCalls {
-    async fn exchange(
-        &self,
-        node: &Arc<Connection>,
-        pipeline: &Pipeline,
-    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+    async fn exchange(&self, node: &Arc<Connection>, pipeline: &Pipeline) -> Result<Replies, StoreError> {
         node.send(self.operation, pipeline, self.deadline.saturating_sub(self.watch.elapsed())).await
     }
 }
@@ -399,27 +466,32 @@ struct ScriptCalls<'a> {
     /// Since the deadline began.
     watch: Stopwatch,
     calls: &'a Calls,
-    /// Whether a server that fails is left alone. A probe is made in spite of that.
-    guarded: bool,
+    manner: Manner<'a>,
+}
+
+/// How calls of a script are made.
+enum Manner<'a> {
+    /// A server that fails is left alone.
+    Usual,
+    /// The same, and whoever is named here gets what is not answered in time.
+    Heard(&'a (dyn Fn(LateAnswer) + Sync)),
+    /// Even though it fails.
+    Probe,
 }
 
 impl ScriptCalls<'_> {
-    async fn send(&self, node: &Arc<Connection>, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>, StoreError> {
+    async fn send(&self, node: &Arc<Connection>, pipeline: &Pipeline) -> Result<Replies, StoreError> {
         let left = self.deadline.saturating_sub(self.watch.elapsed());
-        if self.guarded {
-            node.send(self.operation, pipeline, left).await
-        } else {
-            node.send_anyway(self.operation, pipeline, left).await
+        match self.manner {
+            Manner::Usual => node.send(self.operation, pipeline, left).await,
+            Manner::Heard(late) => node.send_and_hear(self.operation, pipeline, left, late).await,
+            Manner::Probe => node.send_anyway(self.operation, pipeline, left).await,
         }
     }
 }
 
 impl Exchange for ScriptCalls<'_> {
-    async fn exchange(
-        &self,
-        node: &Arc<Connection>,
-        pipeline: &Pipeline,
-    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+    async fn exchange(&self, node: &Arc<Connection>, pipeline: &Pipeline) -> Result<Replies, StoreError> {
         let count = pipeline.len();
         let mut replies = self.send(node, pipeline).await?;
         if replies.iter().any(is_noscript) {
@@ -541,12 +613,16 @@ impl RedisStore {
             None => Beside::Nothing,
         };
         let command = script::decide(&self.0.decide, now_us, charge, cells, keys, &beside);
-        let mut replies = self.run(OPERATION, &self.0.decide, vec![Call { slot, command }], deadline).await?;
+        let late = |answer| self.undo(answer, cells, keys, slot);
+        let manner = if charge == Charge::Commit { Manner::Heard(&late) } else { Manner::Usual };
+        let (operation, script, watch) = (OPERATION, &self.0.decide, Stopwatch::start());
+        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, manner };
+        let mut replies = self.run_by(exchange, vec![Call { slot, command }]).await?;
         let Some(reply) = replies.pop() else { return Err(self.bad_reply(OPERATION, "no reply".to_owned())) };
         let decided = script::decided(reply?, charge, cells).map_err(|misfit| self.bad_reply(OPERATION, misfit))?;
         self.0.calls.values_replaced(decided.replaced);
         self.0.calls.counters_restored(decided.restored);
-        if decided.restored > 0 && self.0.losses.notice() {
+        if decided.restored > 0 && self.0.losses.suspect() {
             tracing::warn!(
                 target: "limiter::store",
                 redis = self.0.name,

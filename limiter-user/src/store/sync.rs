@@ -17,7 +17,7 @@ use self::{bound::Bounds, live_nodes::LiveNodes, offset::OffsetBounds, servers::
 use super::{
     CounterKey, StoreError,
     counter::{Adopts, OwnState, OwnTotals},
-    memory::MemoryStore,
+    memory::{MemoryStore, WalkedTo},
     redis::{RedisStore, SyncReply},
 };
 use crate::clock::{Clock, SharedClock, Stopwatch};
@@ -138,8 +138,16 @@ impl SyncStatus {
     }
 }
 
-/// Whether a counter is one node's alone, so that the others' counts are taken once.
-pub type IsLocal = Box<dyn Fn(&CounterKey) -> bool + Send + Sync>;
+/// Whether a counter is one of some.
+pub type IsOf = Box<dyn Fn(&CounterKey) -> bool + Send + Sync>;
+
+/// Counters that Redis alone decides, and is to be told what was heard of them, since it has lost them.
+#[derive(Debug)]
+struct Restoring {
+    next: WalkedTo,
+    /// Those that have lost them; `None`: any.
+    servers: Option<Vec<String>>,
+}
 
 pub struct SyncWorker {
     memory: Arc<MemoryStore>,
@@ -155,9 +163,9 @@ pub struct SyncWorker {
     /// By which requests are decided.
     beside: Option<RedisStore>,
     batch: Vec<OwnTotals>,
-    /// Counters still to be sent of a refill, while losses say nothing new.
-    refilling: usize,
-    is_local: IsLocal,
+    is_local: IsOf,
+    is_strict: IsOf,
+    restoring: Option<Restoring>,
     /// Whether the last round succeeded: what was admitted since then is what one interval admits.
     is_sharing: bool,
 }
@@ -186,8 +194,9 @@ impl SyncWorker {
             nodes: LiveNodes::new("", config.heartbeat),
             beside: None,
             batch: Vec::new(),
-            refilling: 0,
             is_local: Box::new(|_| false),
+            is_strict: Box::new(|_| false),
+            restoring: None,
             is_sharing: false,
         }
     }
@@ -208,8 +217,16 @@ impl SyncWorker {
 
     /// Says of which counters the others' counts are taken once. All others are shared, unless this is called.
     #[must_use]
-    pub fn with_local(mut self, is_local: IsLocal) -> Self {
+    pub fn with_local(mut self, is_local: IsOf) -> Self {
         self.is_local = is_local;
+        self
+    }
+
+    /// Says which counters Redis alone decides: where it loses them, it is told what was heard of them. None, unless this is
+    /// called.
+    #[must_use]
+    pub fn with_strict(mut self, is_strict: IsOf) -> Self {
+        self.is_strict = is_strict;
         self
     }
 
@@ -293,7 +310,7 @@ impl SyncWorker {
             self.status.0.lock().pending_since.get_or_insert(start);
         }
         let result = self.exchange().await;
-        self.is_sharing = result.is_ok() && self.refilling == 0;
+        self.is_sharing = result.is_ok();
         match result {
             Ok(()) => {
                 // What is queued by now is younger than the round.
@@ -334,6 +351,7 @@ impl SyncWorker {
             left -= take;
             self.send_batch().await?;
         }
+        self.restore().await?;
         // Only now: a Redis that tells the time and takes no counts (full, read-only) is none to share with.
         heard?;
         if asks {
@@ -390,12 +408,7 @@ impl SyncWorker {
                     if self.is_sharing {
                         self.status.0.lock().bounds.see(&totals);
                     }
-                    let is_lost = is_lost(&totals, &reply);
-                    seen.lost += u64::from(is_lost);
-                    if totals.is_known() {
-                        let server = self.redis.server_of(&totals.key.identity.borrowed());
-                        seen.see(server.unwrap_or_default(), is_lost);
-                    }
+                    seen.lost += u64::from(is_lost(&totals, &reply));
                     if reply.ahead {
                         seen.ahead += 1;
                         self.memory.requeue(&totals.key);
@@ -413,8 +426,8 @@ impl SyncWorker {
         }
         // With its room, for the next one.
         self.batch = batch;
-        let refilling = self.refilling > 0;
-        self.refilling = self.refilling.saturating_sub(sent);
+        // One may have been evicted, and has just been told again; whether its server has lost all of them, its mark says.
+        self.servers.seem_emptied |= seen.lost > 0;
         self.set_clock(&bounds);
         {
             let stats = &mut self.status.0.lock().stats;
@@ -434,12 +447,6 @@ impl SyncWorker {
             None => {}
         }
         self.status.0.lock().last_success = Some(Stopwatch::start());
-        // One key may have been evicted; many at once were flushed. What is sent again says nothing new.
-        let flushed = seen.flushed();
-        if !refilling && !flushed.is_empty() {
-            self.redis.forget_marks(&flushed);
-            self.refill("redis has lost counters", Some(flushed));
-        }
         Ok(())
     }
 
@@ -447,22 +454,44 @@ impl SyncWorker {
     fn refill(&mut self, reason: &'static str, servers: Option<Vec<String>>) {
         self.redis.has_lost();
         let servers = servers.filter(|_| self.redis.is_cluster());
-        let is_wanted = |key: &CounterKey| match &servers {
-            None => true,
-            Some(servers) => {
-                let server = self.redis.server_of(&key.identity.borrowed());
-                server.is_none_or(|server| servers.contains(&server))
-            }
-        };
-        self.refilling = self.memory.queue_live(self.clock.now(), &is_wanted);
+        let is_wanted = |key: &CounterKey| self.is_at(key, servers.as_deref());
+        let counters = self.memory.queue_live(self.clock.now(), &is_wanted);
+        // One that is under way begins anew, with those of all.
+        let of_all = self.restoring.is_some();
+        self.restoring = Some(Restoring { next: WalkedTo::default(), servers: servers.clone().filter(|_| !of_all) });
         self.status.0.lock().stats.refills += 1;
         let which = servers.map_or_else(|| self.redis.name().to_owned(), |servers| servers.join(", "));
         tracing::warn!(
             target: "limiter::store",
             redis = which,
-            counters = self.refilling,
+            counters,
             "{reason}: sending its live counters again"
         );
+    }
+
+    /// Whether one of these servers has the counter, or nobody knows which.
+    fn is_at(&self, key: &CounterKey, servers: Option<&[String]>) -> bool {
+        servers.is_none_or(|servers| {
+            let server = self.redis.server_of(&key.identity.borrowed());
+            server.is_none_or(|server| servers.contains(&server))
+        })
+    }
+
+    /// Nobody who comes later may take a counter that was lost for a new one. What is not answered is said again.
+    async fn restore(&mut self) -> Result<(), StoreError> {
+        while let Some(Restoring { next, servers }) = &self.restoring {
+            let mut heard = Vec::new();
+            let is_wanted = |key: &CounterKey| (self.is_strict)(key) && self.is_at(key, servers.as_deref());
+            let next = self.memory.heard_of(self.clock.now(), *next, self.config.batch, &is_wanted, &mut heard);
+            if !heard.is_empty() {
+                self.redis.restore(&heard, self.config.batch_deadline).await?;
+            }
+            self.restoring = match (next, self.restoring.take()) {
+                (Some(next), Some(restoring)) => Some(Restoring { next, ..restoring }),
+                (None, _) | (_, None) => None,
+            };
+        }
+        Ok(())
     }
 
     fn requeue_batch(&mut self) {
@@ -520,27 +549,6 @@ struct Seen {
     ahead: u64,
     /// Counters of which Redis knew less than it had confirmed.
     lost: u64,
-    /// By server, those of which it had confirmed something before, and those of which it knew less.
-    by_server: Vec<(String, u64, u64)>,
-}
-
-impl Seen {
-    fn see(&mut self, server: String, is_lost: bool) {
-        let lost = u64::from(is_lost);
-        match self.by_server.iter_mut().find(|(name, _, _)| *name == server) {
-            Some((_, known, lost_before)) => {
-                *known += 1;
-                *lost_before += lost;
-            }
-            None => self.by_server.push((server, 1, lost)),
-        }
-    }
-
-    /// The servers that have lost at least half of what they should have.
-    fn flushed(self) -> Vec<String> {
-        let flushed = self.by_server.into_iter().filter(|(_, known, lost)| *lost > 0 && lost * 2 >= *known);
-        flushed.map(|(server, _, _)| server).collect()
-    }
 }
 
 /// Buckets and logs heal by themselves: what Redis does not have of them is told with the next message.

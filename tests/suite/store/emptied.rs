@@ -100,6 +100,50 @@ async fn who_heard_nothing_of_a_counter_does_not_begin_it_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_heard_is_there_again_whether_anybody_asks_or_not() {
+    let server = RedisServer::start().await;
+    let config = patient(RedisConfig::new(server.url()));
+    for algorithm in ["sliding_window", "fixed_window", "token_bucket", "sliding_log"] {
+        let policy = rule("r", "user", "strict", LIMIT, &format!("algorithm = \"{algorithm}\"")).replace("1h", "1d");
+        let nodes = fleet(&policy, &config, 2).await;
+        let name = format!("u-{algorithm}");
+        assert_eq!(hammer(&nodes[..1], 1, 600, &user(&name)).await, 600);
+        // The second time within the time that the first is remembered.
+        for refills in 1..=2 {
+            let () = server.run(&["FLUSHALL"]).await;
+            eventually(WAIT, async || {
+                let there: u64 = server.run(&["EXISTS", &format!("rl:{{user:{name}}}:r")]).await;
+                let stats = nodes[0].status.get();
+                if there == 1 && stats.refills == refills { Ok(()) } else { Err((algorithm, there, stats)) }
+            })
+            .await;
+        }
+        // Who has never heard of it. A unit of the bucket comes back in 86 s.
+        let rest = hammer(&nodes[1..], 1, 500, &user(&name)).await;
+        assert!((400..=402).contains(&rest), "{algorithm}: {rest}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quiet_leased_counter_is_told_again() {
+    let server = RedisServer::start().await;
+    let config = patient(RedisConfig::new(server.url()));
+    let nodes = fleet(&rule("r", "user", "leased", LIMIT, ""), &config, 2).await;
+    assert_eq!(hammer(&nodes[..1], 1, 600, &user("u")).await, 600);
+    let counted = async || {
+        let value: Option<Vec<u8>> = server.run(&["GET", "rl:{user:u}:r"]).await;
+        value.map(|value| current(&value))
+    };
+    // What was lent and not used is back.
+    eventually(WAIT, async || if counted().await == Some(600) { Ok(()) } else { Err(counted().await) }).await;
+    for _ in 0..2 {
+        let () = server.run(&["FLUSHALL"]).await;
+        eventually(WAIT, async || if counted().await == Some(600) { Ok(()) } else { Err(counted().await) }).await;
+    }
+    assert_eq!(hammer(&nodes[1..], 1, 500, &user("u")).await, 400);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_evicted_counter_goes_on_where_it_was_and_a_refund_is_no_loss() {
     let server = RedisServer::start().await;
     let config = patient(RedisConfig::new(server.url()));

@@ -14,6 +14,7 @@ use limiter_user::{
     config::Secret,
     store::{
         Algorithm, At, Cell, Charge, Store, StoreError,
+        algorithm::View,
         counter::{LoggedAdmission, OwnState, OwnTotals, SharedCounts},
         redis::{RedisConfig, RedisStore, redis_key},
     },
@@ -763,6 +764,36 @@ async fn lua_decides_to_the_unit_whatever_the_size() {
         let last = check(&store, now_us, &with(cost, fits)).await[0];
         assert_eq!((last.outcome, last.remaining), (Outcome::Allowed, 0), "round {round}");
     }
+}
+
+/// Two nodes have each taken a whole bucket: that is owed, whatever somebody has heard of it.
+#[tokio::test]
+async fn what_was_heard_of_a_bucket_never_lowers_what_it_owes() {
+    let server = RedisServer::start().await;
+    let store = store(&server);
+    let Algorithm::TokenBucket { bucket, window_us } = every(10, 60 * MINUTE)[2].1 else { panic!("a bucket") };
+    let cells = [Cell { algorithm: Algorithm::TokenBucket { bucket, window_us }, ..cell(user("u", "r"), 0) }];
+    let now_us = store.time_us(WAIT).await.unwrap();
+    let (interval_ns, fill_ns) = (bucket.interval_ns(), bucket.fill_ns());
+    let state = OwnState::Bucket { interval_ns, fill_ns, total: 10, acknowledged: 0, tat_ns: now_us * 1000 + fill_ns };
+    let totals = [1, 2].map(|tag| OwnTotals { key: cells[0].key.clone(), tag, window_us, state: state.clone() });
+    let owed_ns = |shared: &SharedCounts| match shared {
+        SharedCounts::Bucket { tat_ns, .. } => (tat_ns - now_us * 1000).saturating_sub(fill_ns),
+        SharedCounts::Windows { .. } | SharedCounts::Log { .. } => panic!("{shared:?}"),
+    };
+    let replies = store.exchange(1, &totals, WAIT).await.unwrap();
+    let owed = owed_ns(&replies[1].as_ref().unwrap().shared);
+    assert!(owed > fill_ns * 9 / 10, "{owed}");
+    // From here on there is a loss, and counters are made what was heard of them.
+    let lost = [cell(user("lost", "r"), 100)];
+    let heard = [Some(View::Windows(Counts { index: now_us / MINUTE, previous: 0, current: 50 }))];
+    store.charge_knowing(&lost, &heard, WAIT).await.unwrap();
+    assert_eq!(store.calls().restored_counters, 1);
+    let heard = [Some(View::Bucket { tat_ns: now_us * 1000 + 5 * fill_ns })];
+    let judged = store.charge_knowing(&cells, &heard, WAIT).await.unwrap()[0];
+    let View::Bucket { tat_ns } = judged.view else { panic!("{judged:?}") };
+    assert!(is_denied(judged.outcome.outcome));
+    assert!(owed_ns(&SharedCounts::Bucket { tat_ns, own_total: 0 }) >= owed, "{judged:?} owed {owed}");
 }
 
 /// Deadlines of a few milliseconds.

@@ -54,12 +54,12 @@ impl Shared {
         let OwnState::Bucket { interval_ns, fill_ns, total, acknowledged, tat_ns } = sent.state else {
             panic!("{sent:?}")
         };
-        let numbers = [u64::from(sent.tag), number, 2, sent.window_us, interval_ns, fill_ns / interval_ns];
+        let numbers = [number, u64::from(sent.tag), 2, sent.window_us, interval_ns, fill_ns / interval_ns];
         let mut call = self.sync.key(key);
         for number in numbers.into_iter().chain([total, acknowledged, tat_ns / 1000, tat_ns % 1000, now_us]) {
             call.arg(number);
         }
-        let reply: Vec<u64> = call.invoke_async(&mut self.connection).await.unwrap();
+        let (reply,): (Vec<u64>,) = call.invoke_async(&mut self.connection).await.unwrap();
         let [at_us, 0, 0, _, tat_us, tat_ns, own_total] = reply[..] else { panic!("{reply:?}") };
         assert_eq!(at_us, now_us);
         let tat_ns = tat_us * 1000 + tat_ns;

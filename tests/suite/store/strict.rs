@@ -7,6 +7,7 @@ use limiter_common::{
     time::UnixMicros,
 };
 use limiter_tests::{
+    delay_proxy::DelayProxy,
     eventually::eventually,
     fleet_node::{FleetNode, user},
     redis_cluster::RedisCluster,
@@ -239,6 +240,46 @@ async fn without_redis_a_node_goes_on_from_what_it_was_told() {
             let key = format!("rl:{{user:u}}:{algorithm}");
             let there: u64 = server.run(&["EXISTS", &key]).await;
             if there == 1 { Ok(()) } else { Err(fleet[1].status.get()) }
+        })
+        .await;
+    }
+}
+
+/// Requests that Redis has charged, and said so when they had been answered without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_redis_charged_too_late_counts_once() {
+    let server = RedisServer::start().await;
+    let proxy = DelayProxy::start(server.port(), Duration::from_millis(150)).await;
+    let near = patient(RedisConfig::new(server.url()));
+    let mut far = RedisConfig::new(proxy.url());
+    far.timeout = Duration::from_millis(50);
+    for (algorithm, failure, expected) in
+        [("sliding_window", "local", 20), ("fixed_window", "closed", 0), ("sliding_log", "open", 20)]
+    {
+        let more = format!("algorithm = \"{algorithm}\"\non_store_failure = \"{failure}\"");
+        let policy = rule(algorithm, "user", "strict", 1000, &more);
+        // It knows the script by now.
+        let other = &fleet(&policy, &near, 1).await[0];
+        assert!(other.allows(&user("other")).await);
+        let nodes = fleet(&policy, &far, 1).await;
+        let charged = async || {
+            let stats: String = server.run(&["INFO", "commandstats"]).await;
+            let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).map(str::to_owned);
+            line.and_then(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        let before = charged().await;
+        assert_eq!(hammer(&nodes, 1, 20, &user("u")).await, expected, "{algorithm}");
+        assert_eq!(nodes[0].unanswered(algorithm), 20, "{algorithm}");
+        eventually(WAIT, async || {
+            let charged = charged().await - before;
+            let remaining = other.remaining(&user("u")).await;
+            // Each was charged, and was given back.
+            let is_settled = charged >= 40 && nodes[0].memory.stats().queued == 0;
+            if is_settled && remaining == 1000 - expected as u64 {
+                Ok(())
+            } else {
+                Err((algorithm, charged, remaining))
+            }
         })
         .await;
     }

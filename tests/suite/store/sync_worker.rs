@@ -10,10 +10,11 @@ use limiter_tests::{
 };
 use limiter_user::{
     clock::{Clock, SharedClock, Stopwatch},
+    config::Secret,
     store::{
         Algorithm, Cell, Charge,
         memory::MemoryStore,
-        redis::{RedisConfig, RedisStore},
+        redis::{ACL_RULES, RedisConfig, RedisStore},
         sync::{SyncConfig, SyncState, SyncStatus, SyncWorker},
     },
 };
@@ -206,6 +207,99 @@ async fn a_flushed_database_is_noticed_and_filled_again() {
     eventually(WAIT, async || if size().await == 2 { Ok(()) } else { Err(node.status.get()) }).await;
     let stats = node.status.get();
     assert!(stats.lost_counters >= 1 && stats.refills == 1, "{stats:?}");
+}
+
+#[tokio::test]
+async fn an_evicted_counter_is_told_again_and_the_others_are_not() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    node.until_connected().await;
+    let (evicted, other) = (daily("evicted", 1000), daily("other", 1000));
+    for _ in 0..5 {
+        node.hit(&evicted);
+    }
+    node.hit(&other);
+    node.until_sent().await;
+    let sent = node.status.get().counters_sent;
+    let () = server.run(&["DEL", "rl:{user:evicted}:daily"]).await;
+    node.hit(&evicted);
+    eventually(WAIT, async || {
+        let stats = node.status.get();
+        if stats.lost_counters == 1 { Ok(()) } else { Err(stats) }
+    })
+    .await;
+    let (another, watch) = (Node::start(&server), Stopwatch::start());
+    another.hit(&evicted);
+    another.until_remaining(&evicted, 993).await;
+    // Longer than it takes to look at the server's mark.
+    while watch.elapsed() < Duration::from_millis(300) {
+        tokio::task::yield_now().await;
+    }
+    let stats = node.status.get();
+    assert_eq!((stats.refills, stats.lost_counters), (0, 1), "{stats:?}");
+    assert!(stats.counters_sent <= sent + 2, "{stats:?} after {sent}");
+}
+
+#[tokio::test]
+async fn a_reconnection_is_looked_at_once() {
+    let server = RedisServer::start().await;
+    let node = Node::start(&server);
+    node.until_connected().await;
+    node.hit(&daily("u", 1000));
+    node.until_sent().await;
+    let infos = async || {
+        let stats: String = server.run(&["INFO", "commandstats"]).await;
+        let line = stats.lines().find(|line| line.starts_with("cmdstat_info:")).map(str::to_owned);
+        line.and_then(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    for refills in 1..=2 {
+        let before = infos().await;
+        // It loses what it had, and its clients.
+        let () = server.run(&["FLUSHALL"]).await;
+        let _: u64 = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+        eventually(WAIT, async || {
+            let stats = node.status.get();
+            if stats.refills == refills && stats.state == SyncState::Connected { Ok(()) } else { Err(stats) }
+        })
+        .await;
+        node.until_sent().await;
+        let (batches, watch) = (node.status.get(), Stopwatch::start());
+        while watch.elapsed() < Duration::from_millis(300) {
+            tokio::task::yield_now().await;
+        }
+        // Two sections in one question, and two questions of this test.
+        assert_eq!(infos().await - before, 2 + 1, "{batches:?}");
+        assert_eq!(node.status.get().refills, refills);
+    }
+}
+
+/// Which run of it this is, nobody may ask: any connection may lead to another one, and is one.
+#[tokio::test]
+async fn a_server_that_does_not_tell_who_it_is_is_told_everything_once_for_each_connection() {
+    let server = RedisServer::start().await;
+    let rights = ACL_RULES.replace(" +info", "");
+    let rights: Vec<&str> = rights.split(' ').collect();
+    let () = server.run(&[&["ACL", "SETUSER", "node", "on", ">secret"], &rights[..]].concat()).await;
+    let mut config = RedisConfig::new(server.url());
+    (config.username, config.password) = (Some("node".to_owned()), Some(Secret::new("secret".to_owned())));
+    let node = Node::start_with(&config, 0);
+    node.until_connected().await;
+    node.hit(&daily("u", 1000));
+    node.until_sent().await;
+    for refills in 1..=2 {
+        let killed: u64 = server.run(&["CLIENT", "KILL", "USER", "node"]).await;
+        assert_eq!(killed, 1);
+        eventually(WAIT, async || {
+            let stats = node.status.get();
+            if stats.refills == refills { Ok(()) } else { Err(stats) }
+        })
+        .await;
+        let batches = node.status.get().batches;
+        node.hit(&daily("u", 1000));
+        eventually(WAIT, async || if node.status.get().batches > batches { Ok(()) } else { Err(batches) }).await;
+        node.until_sent().await;
+        assert_eq!(node.status.get().refills, refills);
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! What is behind the addresses of Redis: a cluster, sentinels, TLS, a socket, a user with few rights.
 
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{collections::BTreeSet, fs, path::Path, sync::Arc, time::Duration};
 
 use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 use limiter_tests::{
@@ -11,9 +11,13 @@ use limiter_tests::{
     redis_tls::Authority,
 };
 use limiter_user::{
+    clock::SharedClock,
     config::Secret,
+    policy::Policy,
     store::{
         At, Cell, Charge, Store as _,
+        memory::MemoryStore,
+        recovery::recover,
         redis::{ACL_RULES, Certificates, RedisConfig, RedisStore, Topology, redis_key},
     },
 };
@@ -109,6 +113,46 @@ async fn a_slot_that_moves_under_load_loses_nothing_and_counts_nothing_twice() {
     assert_eq!(there, [key]);
     assert!(nodes.iter().all(|node| node.status.get().refused_counters == 0), "redirections are followed");
     assert!(nodes.iter().all(|node| node.status.get().refills == 0), "nothing was lost");
+}
+
+/// Reads all counters into an empty memory; how many those were.
+async fn recovered(redis: &RedisStore) -> u64 {
+    let policy = "[[rules]]\nid = \"daily\"\nscope = \"user\"\nlimit = 1000\nwindow = \"1d\"\n";
+    let policy = Policy::parse(Path::new("/policy.toml"), policy).unwrap();
+    let clock = Arc::new(SharedClock::new());
+    let memory = MemoryStore::shared(clock.clone(), 100_000);
+    let recovery = recover(redis, &memory, &policy, &*clock, WAIT).await;
+    assert!(recovery.incomplete.is_none(), "{recovery:?}");
+    recovery.counters
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_finds_what_has_moved_and_what_is_on_its_way() {
+    let servers = RedisCluster::start_with_replicas(3).await;
+    let config = cluster(&servers);
+    let [node, _] = two_nodes(&config).await;
+    let counters = counters(60);
+    for counter in &counters {
+        node.hit(counter);
+    }
+    node.until_sent().await;
+    // It knows who has what, until the end.
+    let stale = RedisStore::connect(&config).unwrap();
+    assert_eq!(recovered(&stale).await, 60);
+    let key = redis_key(&counters[0][0].key);
+    let to = (servers.owner(&key).await + 1) % 3;
+    servers
+        .migrate(&key, to, async || {
+            assert_eq!(recovered(&RedisStore::connect(&config).unwrap()).await, 60, "on its way");
+            assert_eq!(recovered(&stale).await, 60, "on its way");
+        })
+        .await;
+    assert_eq!(recovered(&stale).await, 60, "it has moved");
+    // Who is a replica by now has everything, and sends whoever asks elsewhere.
+    for number in 0..3 {
+        servers.promote(number).await;
+    }
+    assert_eq!(recovered(&stale).await, 60, "replicas have taken over");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

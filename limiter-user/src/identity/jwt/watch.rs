@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Jwt, Refusals};
 use crate::{
     config::{ConfigErrors, JwtConfig},
-    watch::FileWatch,
+    watch::{AtStart, FileWatch, NotInForce},
 };
 
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub struct JwtWatch {
     config: JwtConfig,
     files: Vec<FileWatch>,
     /// What was last said of files that cannot be used, while they cannot.
-    said: Option<String>,
+    said: Option<NotInForce>,
     refusals: Arc<Refusals>,
 }
 
@@ -34,9 +34,9 @@ impl JwtWatch {
         Arc::clone(&self.refusals)
     }
 
-    /// What is wrong with the files as they are, if anything is: a start would fail with it.
-    pub fn error(&self) -> Option<&str> {
-        self.said.as_deref()
+    /// What is wrong with the files as they are, if anything is.
+    pub const fn error(&self) -> Option<&NotInForce> {
+        self.said.as_ref()
     }
 
     /// The keys, when a file has changed and stood still for a call. Tries again until the files can be read; each error is
@@ -55,10 +55,9 @@ impl JwtWatch {
                 self.said = None;
                 Ok(Some(jwt))
             }
-            Err(errors) if self.said.as_ref() == Some(&errors.to_string()) => Ok(None),
             Err(errors) => {
-                self.said = Some(errors.to_string());
-                Err(errors)
+                let said = self.said.replace(NotInForce { error: errors.to_string(), at_start: AtStart::Fails });
+                if said == self.said { Ok(None) } else { Err(errors) }
             }
         }
     }

@@ -150,8 +150,8 @@ mod tests {
             wait: Wait::Until(until),
             is_tightened: false,
             address: None,
-            shadow: [0; super::super::MAX_SHADOW],
-            shadow_len: 0,
+            others: [0; super::super::MAX_OTHERS],
+            others_len: 0,
         }
     }
 

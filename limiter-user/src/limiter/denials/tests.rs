@@ -86,7 +86,7 @@ impl Side {
             self.active.load().policy.rules.iter().map(|rule| self.metrics.rule(&rule.id)).collect::<Vec<_>>();
         let of = |rule: &crate::metrics::RuleMetrics| {
             let kinds = Kind::ALL.iter().map(|kind| rule.decided(*kind));
-            kinds.chain([rule.shadow_denied()]).collect()
+            kinds.chain([rule.shadow_denied(), rule.also_denied()]).collect()
         };
         metrics.iter().map(of).collect()
     }

@@ -37,6 +37,11 @@ impl BucketState {
         self.tat_ns
     }
 
+    /// The time in which a unit comes back, and that the exhausted bucket takes to fill.
+    pub(super) const fn pace(&self) -> (u64, u64) {
+        (self.interval_ns, self.fill_ns)
+    }
+
     #[inline]
     fn owed_ns(&self) -> u64 {
         u64::from(self.owed) << GRAIN_NS_LOG2
@@ -52,12 +57,17 @@ impl BucketState {
     #[inline]
     pub(super) fn move_to(&mut self, bucket: &Bucket, from_us: u64, window_us: u64, now_us: u64) {
         let now_ns = in_ns(now_us);
-        let mut lacks = self.tat_ns.saturating_sub(now_ns);
-        let mut owed_ns = self.owed_ns();
         if (self.interval_ns, self.fill_ns) != (bucket.interval_ns(), bucket.fill_ns()) || window_us != from_us {
-            // Time that went by has paid, by the old limit. Else it does not matter, nor how often somebody has looked.
-            owed_ns = owed_ns.min(lacks.saturating_sub(self.fill_ns));
+            self.be_of(bucket, from_us, window_us, now_ns);
         }
+        self.tat_ns = self.tat_ns.min(now_ns.saturating_add(self.fill_ns).saturating_add(self.owed_ns()));
+    }
+
+    #[cold]
+    fn be_of(&mut self, bucket: &Bucket, from_us: u64, window_us: u64, now_ns: u64) {
+        let mut lacks = self.tat_ns.saturating_sub(now_ns);
+        // Time that went by has paid, by the old limit. Else it does not matter, nor how often somebody has looked.
+        let mut owed_ns = self.owed_ns().min(lacks.saturating_sub(self.fill_ns));
         if window_us != from_us {
             let scaled = |ns: u64| (u128::from(ns) * u128::from(window_us)).div_ceil(u128::from(from_us));
             let scaled = |ns: u64| u64::try_from(scaled(ns)).unwrap_or(u64::MAX);
@@ -66,7 +76,6 @@ impl BucketState {
         }
         (self.interval_ns, self.fill_ns) = (bucket.interval_ns(), bucket.fill_ns());
         self.set_owed(owed_ns);
-        self.tat_ns = self.tat_ns.min(now_ns.saturating_add(self.fill_ns).saturating_add(owed_ns));
     }
 
     pub(super) fn print(&self) -> Print {

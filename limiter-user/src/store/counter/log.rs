@@ -1,18 +1,41 @@
 //! The state of a sliding log: every admission that still counts, whoever made it.
 
+use std::sync::Arc;
+
 use limiter_common::{
     sliding_log::{self, Admission},
     sliding_window::Window,
 };
 
-use super::LoggedAdmission;
+use super::{LoggedAdmission, room::LogRoom};
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct LogState {
     /// By time, oldest first.
     entries: Vec<Entry>,
     /// Number of the next admission of this node's.
     next: u32,
+    /// Room that is taken of a store's, and how much; `None` of one that is in no store, or not for long.
+    room: Option<Arc<LogRoom>>,
+    taken: usize,
+}
+
+/// A log with less room to spare than this keeps it.
+const SPARE: usize = 64;
+
+/// A copy is in no store.
+impl Clone for LogState {
+    fn clone(&self) -> Self {
+        Self { entries: self.entries.clone(), next: self.next, room: None, taken: 0 }
+    }
+}
+
+impl Drop for LogState {
+    fn drop(&mut self) {
+        if let Some(room) = &self.room {
+            room.change(self.taken, 0);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +54,28 @@ impl LogState {
             log.insert(Entry { admission, told: true });
         }
         log
+    }
+
+    /// Takes what it needs of this room from now on.
+    pub(super) fn be_in(&mut self, room: &Arc<LogRoom>) {
+        self.room.get_or_insert_with(|| Arc::clone(room));
+        self.measure();
+    }
+
+    /// Takes as much room as it needs by now.
+    fn measure(&mut self) {
+        let (before, now) = (self.taken, self.entries.capacity());
+        if let Some(room) = &self.room
+            && before != now
+        {
+            room.change(before, now);
+            self.taken = now;
+        }
+    }
+
+    /// Room that it takes, in admissions.
+    pub(super) fn room(&self) -> usize {
+        self.entries.capacity()
     }
 
     pub(super) fn admissions(&self) -> impl Iterator<Item = Admission> {
@@ -63,6 +108,10 @@ impl LogState {
                 entry.admission.at_us = entry.admission.at_us.min(now_us);
             }
         }
+        if self.entries.capacity() > SPARE.max(self.entries.len() * 4) {
+            self.entries.shrink_to(self.entries.len() * 2);
+            self.measure();
+        }
         late
     }
 
@@ -83,6 +132,7 @@ impl LogState {
         let at_us = entry.admission.at_us;
         let position = self.entries.partition_point(|other| other.admission.at_us <= at_us);
         self.entries.insert(position, entry);
+        self.measure();
     }
 
     /// The newest of this node's own first.
@@ -154,6 +204,7 @@ impl LogState {
             }
         }
         self.entries.sort_by_key(|entry| entry.admission.at_us);
+        self.measure();
     }
 
     /// Takes what a decision of the shared store left: so many units, of which the newest came at `newest_us`. When the others

@@ -12,6 +12,9 @@ const SPACINGS_OF_WINDOW: u64 = 128;
 /// units, of what is left a quarter, and so on, up to the last one.
 const SCARCE_AT_ONCE: u64 = 32;
 
+/// Looks in a row, four in a second, at a holding that nobody used, after which it may go where there is little room.
+const IDLE_LOOKS: u32 = 240;
+
 /// What holds for all holdings of this node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
@@ -22,6 +25,8 @@ pub(super) struct Terms {
     pub(super) spacing_us: u64,
     /// After this time a counter that is spent is looked at again: others may have given back what they did not use.
     pub(super) look_again_us: u64,
+    /// So long a question may wait for others to go with.
+    pub(super) gather_us: u64,
 }
 
 /// What this node tells the shared store, and asks of it.
@@ -159,14 +164,6 @@ impl Holding {
         if local_us < self.ends_us { 0 } else { self.held - self.used }
     }
 
-    pub(super) const fn window_us(&self) -> u64 {
-        self.algorithm.window_us()
-    }
-
-    pub(super) const fn ends_us(&self) -> u64 {
-        self.ends_us
-    }
-
     pub(super) fn take(&mut self, algorithm: &Algorithm, cost: u64, local_us: u64, terms: &Terms) -> Take {
         if self.algorithm != *algorithm {
             // Another ceiling: what was lent under the old one goes back with the next question.
@@ -253,15 +250,23 @@ impl Holding {
         if index == self.index {
             self.used = self.used.saturating_sub(cost);
         } else if index.saturating_add(1) == self.index {
-            self.previous_used = self.previous_used.saturating_sub(cost);
+            self.give_back_of_previous(cost);
         }
+    }
+
+    /// What is left of the current window is told when it goes back. Of the one before, it has to be told for itself: nobody may
+    /// ask about the counter again.
+    fn give_back_of_previous(&mut self, cost: u64) {
+        let back = cost.min(self.previous_used);
+        self.previous_used -= back;
+        self.is_untold |= back > 0;
     }
 
     /// Gives back what requests have used here, at most: a client pays back.
     pub(super) fn refund(&mut self, cost: u64) {
         let of_current = cost.min(self.used);
         self.used -= of_current;
-        self.previous_used = self.previous_used.saturating_sub(cost - of_current);
+        self.give_back_of_previous(cost - of_current);
     }
 
     /// What to tell, and to ask for `need` units and as many more as this node can be expected to use.
@@ -284,7 +289,7 @@ impl Holding {
             let most = demand.max(self.size).saturating_mul(2);
             self.size = in_time(horizon_us).clamp(need.min(most), most);
             // Until the answer to the next question is there, and some more.
-            let lead_us = self.round_trip_us.saturating_mul(2).saturating_add(10_000);
+            let lead_us = self.round_trip_us.saturating_mul(2).saturating_add(10_000 + terms.gather_us);
             self.low = in_time(lead_us).min(self.size / 2);
         }
         (self.asked_us, self.demand) = (local_us.max(1), 0);
@@ -370,9 +375,17 @@ impl Holding {
         if nothing_left { at_once.max(received_us.saturating_add(spacing_us)) } else { at_once }
     }
 
-    /// Whether nothing is held here and nobody has wanted anything for a minute or so.
-    pub(super) const fn is_idle(&self, local_us: u64) -> bool {
-        self.idle_looks >= 240 && self.left(local_us) == 0 && self.expired(local_us) == 0
+    /// Looks since anybody wanted anything, where nothing is held here and that is a minute or so.
+    pub(super) const fn idle_looks(&self, local_us: u64) -> Option<u32> {
+        let is_idle = self.idle_looks >= IDLE_LOOKS && self.left(local_us) == 0 && self.expired(local_us) == 0;
+        if is_idle { Some(self.idle_looks) } else { None }
+    }
+
+    /// Whether nothing that this node has used matters any more, nor anything that it may have been lent without an answer.
+    pub(super) const fn is_over(&self, local_us: u64) -> bool {
+        let window_us = self.algorithm.window_us();
+        let ends_us = if self.ends_us == 0 { self.asked_us.saturating_add(window_us) } else { self.ends_us };
+        local_us >= ends_us.saturating_add(window_us.saturating_mul(2))
     }
 
     /// Looks at what requests used since the last look; says how much of what is left should be kept, if that is too much by
@@ -396,7 +409,7 @@ mod tests {
     use super::*;
 
     const SECOND: u64 = 1_000_000;
-    const TERMS: Terms = Terms { horizon_us: 500_000, spacing_us: 12_500, look_again_us: SECOND };
+    const TERMS: Terms = Terms { horizon_us: 500_000, spacing_us: 12_500, look_again_us: SECOND, gather_us: 0 };
     const ALGORITHM: Algorithm = Algorithm::sliding_window(60 * SECOND, 1000);
     /// This host's clock is not the store's.
     const LOCAL: u64 = 77 * SECOND;
@@ -587,6 +600,37 @@ mod tests {
         lent(&mut holding, 0, 0, 60 * SECOND);
         holding.put_back(index, 3);
         assert_eq!(holding.release(0, LOCAL + 60 * SECOND).previous, 0);
+    }
+
+    #[test]
+    fn what_is_given_back_of_the_window_before_is_told_whether_anybody_asks_or_not() {
+        let in_next_window = |holding: &mut Holding| {
+            let counts = Counts { index: STORE / (60 * SECOND) + 1, previous: 5, current: 0 };
+            let lent = Lent { now_us: STORE + 60 * SECOND, granted: 0, counts, own_current: 0 };
+            let statement = holding.statement(0, 0);
+            holding.lent(&statement, &lent, LOCAL + 60 * SECOND, LOCAL + 60 * SECOND, &TERMS);
+            assert!(!holding.is_untold());
+        };
+        type GivesBack = fn(&mut Holding, u64);
+        let ways: [GivesBack; 2] = [
+            |holding, cost| holding.refund(cost),
+            |holding, cost| {
+                holding.put_back(STORE / (60 * SECOND), cost);
+            },
+        ];
+        for gives_back in ways {
+            let mut holding = Holding::new(7, ALGORITHM);
+            holding.ask(5, LOCAL, &TERMS);
+            lent(&mut holding, 5, 5, 0);
+            assert!(is_taken(&mut holding, 5, 1000));
+            in_next_window(&mut holding);
+            gives_back(&mut holding, 3);
+            assert!(holding.is_untold());
+            assert_eq!(holding.release(0, LOCAL + 60 * SECOND).previous, 2);
+            in_next_window(&mut holding);
+            gives_back(&mut holding, 0);
+            assert!(!holding.is_untold(), "there is nothing to tell");
+        }
     }
 
     #[test]

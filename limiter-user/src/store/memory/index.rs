@@ -4,7 +4,7 @@
 //! identity have their places in one small range, which a request with many rules then has in the cache.
 
 use super::shard::SlotIndex;
-use crate::store::{CellRef, CounterKey};
+use crate::store::{CellRef, CounterKey, IdentityRef, Name};
 
 /// The identity decides shard and range, the rule the place in the range, and both the tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +23,16 @@ impl KeyHash {
 
     #[inline]
     pub(super) fn of(cell: &CellRef<'_>) -> Self {
-        Self(cell.identity.hash() ^ (cell.rule.hash_of_text() & OF_RULE))
+        Self::new(&cell.identity, cell.rule)
     }
 
     pub(super) fn of_key(key: &CounterKey) -> Self {
-        Self(key.identity.borrowed().hash() ^ (key.rule.hash_of_text() & OF_RULE))
+        Self::new(&key.identity.borrowed(), &key.rule)
+    }
+
+    #[inline]
+    fn new(identity: &IdentityRef<'_>, rule: &Name) -> Self {
+        Self(identity.hash() ^ (rule.hash_of_text() & OF_RULE))
     }
 
     /// One of `shards`, a power of two.

@@ -28,7 +28,7 @@ impl Near {
     }
 
     fn nodes(&self) -> u64 {
-        self.fleet.get().map_or_else(|| Fleet::default().reckoned(), Fleet::reckoned)
+        self.fleet.get().map_or(Fleet::UNHEARD, Fleet::reckoned)
     }
 
     /// The first is meant.

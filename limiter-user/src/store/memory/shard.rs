@@ -15,7 +15,7 @@ use super::{
 use crate::store::{
     CellRef, Charge, CounterKey,
     algorithm::{Algorithm, View},
-    counter::{Adopts, Counter, OwnTotals, SharedCounts},
+    counter::{Adopts, Counter, Heard, LogRoom, OwnTotals, SharedCounts},
 };
 
 /// Counters that a full shard looks at before it gives one up.
@@ -193,10 +193,12 @@ pub(super) struct Shard {
     evicted_unconfirmed_units: u64,
     /// Told when a counter that is watched changes.
     changes: Arc<Changes>,
+    /// That of all shards together.
+    logs: Arc<LogRoom>,
 }
 
 impl Shard {
-    pub(super) fn new(capacity: usize, shared: bool, seed: u64, changes: Arc<Changes>) -> Self {
+    pub(super) fn new(capacity: usize, shared: bool, seed: u64, changes: Arc<Changes>, logs: Arc<LogRoom>) -> Self {
         Self {
             capacity: capacity.clamp(1, u32::MAX as usize),
             shared,
@@ -212,6 +214,7 @@ impl Shard {
             late_units: 0,
             evicted_unconfirmed_units: 0,
             changes,
+            logs,
         }
     }
 
@@ -346,7 +349,8 @@ impl Shard {
         }
     }
 
-    fn insert(&mut self, hash: KeyHash, entry: Entry, now_us: u64) -> SlotIndex {
+    fn insert(&mut self, hash: KeyHash, mut entry: Entry, now_us: u64) -> SlotIndex {
+        entry.counter.be_in(&self.logs);
         if self.index.len() >= self.capacity {
             self.make_room(now_us);
         }
@@ -365,7 +369,7 @@ impl Shard {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.index.len() < self.capacity
+        self.index.len() < self.capacity && !self.logs.is_exceeded()
     }
 
     /// See [`super::MemoryStore::adopt`].
@@ -415,14 +419,26 @@ impl Shard {
         }
         let kept = self.capacity / KEPT_FOR_NEWCOMERS;
         let victim = self.oldest_newcomer(kept).or_else(|| self.least_charged()).or_else(|| self.oldest_newcomer(0));
-        if let Some(slot) = victim
-            && let Some(entry) = self.remove(slot)
-        {
-            self.evicted += 1;
-            if self.shared {
-                self.evicted_unconfirmed_units =
-                    self.evicted_unconfirmed_units.saturating_add(entry.counter.unconfirmed());
-            }
+        if let Some(slot) = victim {
+            self.give_up(slot);
+        }
+    }
+
+    fn give_up(&mut self, slot: SlotIndex) {
+        let Some(entry) = self.remove(slot) else { return };
+        self.evicted += 1;
+        if self.shared {
+            self.evicted_unconfirmed_units = self.evicted_unconfirmed_units.saturating_add(entry.counter.unconfirmed());
+        }
+    }
+
+    /// Gives up the longest log of so many slots in a row, somewhere.
+    pub(super) fn give_up_log(&mut self, steps: usize) {
+        let (begin, len) = (self.random_slot().get(), self.slots.len);
+        let slots = (begin..begin + steps.min(len)).map(|slot| SlotIndex(u32::try_from(slot % len).unwrap_or(0)));
+        let longest = slots.max_by_key(|slot| self.counter(*slot).map_or(0, Counter::log_room));
+        if let Some(slot) = longest.filter(|slot| self.counter(*slot).is_some_and(|counter| counter.log_room() > 0)) {
+            self.give_up(slot);
         }
     }
 
@@ -477,6 +493,10 @@ impl Shard {
         for _ in 0..steps.min(self.slots.len) {
             self.sweep_at = (self.sweep_at + 1) % self.slots.len;
             let slot = SlotIndex(u32::try_from(self.sweep_at).unwrap_or(0));
+            // What has become a log since is in no room yet.
+            if let Some(entry) = self.slots.get_mut(slot) {
+                entry.counter.be_in(&self.logs);
+            }
             if self.counter(slot).is_some_and(|counter| counter.is_expired(now_us))
                 && let Some(entry) = self.remove(slot)
             {
@@ -550,6 +570,22 @@ impl Shard {
                 self.enqueue(slot);
             }
         }
+        (next < self.slots.len).then_some(next)
+    }
+
+    /// What was heard of those in at most `steps` slots from `from` on that are wanted; returns where to go on.
+    pub(super) fn heard_of(
+        &self,
+        from: usize,
+        steps: usize,
+        now_us: u64,
+        is_wanted: &dyn Fn(&CounterKey) -> bool,
+        out: &mut Vec<Heard>,
+    ) -> Option<usize> {
+        let live = self.slots.range(from..from + steps).filter(|entry| !entry.counter.is_expired(now_us));
+        let wanted = live.filter(|entry| is_wanted(&entry.key));
+        out.extend(wanted.filter_map(|entry| entry.counter.heard_last(&entry.key, now_us)));
+        let next = from + steps;
         (next < self.slots.len).then_some(next)
     }
 

@@ -17,6 +17,7 @@ use crate::{
 };
 
 const T0: u64 = 1_704_067_200_000_000;
+const SECOND: u64 = 1_000_000;
 
 fn key(name: &str) -> CounterKey {
     CounterKey { identity: Identity::User(name.into()), rule: "r".into() }
@@ -406,4 +407,56 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn logs_take_no_more_memory_than_they_may() {
+    const LIMIT: u64 = 10_000;
+    let store = MemoryStore::new(Arc::new(ManualClock::at(T0)), 1000);
+    let of = |name: &str, algorithm| Cell {
+        key: CounterKey { identity: Identity::User(name.into()), rule: "r".into() },
+        algorithm,
+        cost: 1,
+        enforced: true,
+    };
+    let log = Algorithm::SlidingLog(Window { window_us: 3600 * SECOND, ceiling: LIMIT });
+    let charge = |cell: &Cell, now_us: u64| {
+        let outcome = store.decide(UnixMicros::new(now_us), Charge::Commit, std::slice::from_ref(cell))[0].outcome;
+        assert_eq!(outcome, Outcome::Allowed);
+    };
+    let window = of("window", Algorithm::sliding_window(3600 * SECOND, LIMIT));
+    let short = of("short", log);
+    (0..10).for_each(|number| charge(&short, T0 + number));
+    charge(&window, T0);
+    // Four logs of ten thousand fit in, whose memory grows by doubling.
+    let long: Vec<Cell> = (0..12).map(|number| of(&format!("long {number}"), log)).collect();
+    for cell in &long[..4] {
+        (0..LIMIT).for_each(|number| charge(cell, T0 + number));
+    }
+    store.sweep(UnixMicros::new(T0 + LIMIT));
+    assert_eq!((store.stats().evicted, store.stats().counters), (0, 6));
+    assert!(store.stats().logged >= 40_000, "{:?}", store.stats());
+    for cell in &long[4..] {
+        (0..LIMIT).for_each(|number| charge(cell, T0 + number));
+        store.sweep(UnixMicros::new(T0 + LIMIT));
+        assert!(store.stats().logged <= 80_000, "{:?}", store.stats());
+    }
+    assert!((7..=8).contains(&store.stats().evicted), "{:?}", store.stats());
+    // The longest had to go.
+    for (cell, used) in [(&window, 1), (&short, 10)] {
+        let peek = store.decide(UnixMicros::new(T0 + LIMIT), Charge::Peek, std::slice::from_ref(cell))[0];
+        assert_eq!(peek.remaining, LIMIT - used);
+    }
+    // What is over takes nothing.
+    let later = T0 + 3 * 3600 * SECOND;
+    for _ in 0..32 {
+        store.sweep(UnixMicros::new(later));
+    }
+    assert_eq!((store.stats().logged, store.stats().counters), (0, 0));
+    // What has become a log is one.
+    let once_a_window = Cell { algorithm: log, ..window };
+    charge(&of("window", Algorithm::sliding_window(3600 * SECOND, LIMIT)), later);
+    (0..100).for_each(|number| charge(&once_a_window, later + number));
+    store.sweep(UnixMicros::new(later + 100));
+    assert!(store.stats().logged >= 100, "{:?}", store.stats());
 }

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use super::{
     access::Access,
     breakers::{Breakers, ServerBreaker},
-    connection::{Connection, Route},
+    connection::{BETWEEN_LOOKS_FOR_SUCCESSORS, Connection, Route},
     slot::SLOTS,
 };
 use crate::{
@@ -28,8 +28,6 @@ use crate::{
 
 /// Between two looks at who has which slot, whatever goes wrong.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
-/// The same, of a node that is left alone; less where it is tried more often.
-const BETWEEN_LOOKS_FOR_SUCCESSORS: Duration = Duration::from_secs(1);
 /// So long after slots have moved all nodes know of it.
 const SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// How often one call follows slots that move.
@@ -135,6 +133,17 @@ impl Cluster {
         ranges.iter().map(|range| (Arc::clone(&range.connection), range.first..=range.last)).collect()
     }
 
+    /// Each node that has slots once, with its first one, as far as is known now.
+    pub(super) fn first_slots(&self) -> Vec<(Arc<Connection>, u16)> {
+        let mut nodes: Vec<(Arc<Connection>, u16)> = Vec::new();
+        for (node, slots) in self.known() {
+            if !nodes.iter().any(|(other, _)| Arc::ptr_eq(other, &node)) {
+                nodes.push((node, *slots.start()));
+            }
+        }
+        nodes
+    }
+
     /// The node that has the slot, as far as is known now; `None` in `Some` if that is nobody, and `None` if nothing is known.
     pub(super) fn known_node(&self, slot: u16) -> Option<Option<Arc<Connection>>> {
         let ranges = Arc::clone(&self.inner.lock().ranges);
@@ -168,14 +177,8 @@ impl Cluster {
         operation: &'static str,
         deadline: Duration,
     ) -> Result<Vec<Arc<Connection>>, StoreError> {
-        let ranges = self.ranges(operation, deadline).await?;
-        let mut nodes: Vec<Arc<Connection>> = Vec::new();
-        for range in &*ranges {
-            if !nodes.iter().any(|node| Arc::ptr_eq(node, &range.connection)) {
-                nodes.push(Arc::clone(&range.connection));
-            }
-        }
-        Ok(nodes)
+        self.ranges(operation, deadline).await?;
+        Ok(self.first_slots().into_iter().map(|(node, _)| node).collect())
     }
 
     /// Sends each call to the node that has its slot, all nodes at once, and goes after slots that have moved. An answer
@@ -355,6 +358,23 @@ impl Cluster {
     /// Returns whether that begins now.
     pub(super) fn look_again(self: &Arc<Self>) -> bool {
         self.look_unless_within(BETWEEN_LOOKS)
+    }
+
+    /// Looks who has which slot, and waits until that is known, for `deadline` at most.
+    pub(super) async fn look_now(self: &Arc<Self>, deadline: Duration) {
+        let mut changed = self.changed.subscribe();
+        let looked = async {
+            loop {
+                changed.borrow_and_update();
+                // One that is under way may have asked too early.
+                let begins = self.look_unless_within(Duration::ZERO);
+                if changed.changed().await.is_err() || begins {
+                    break;
+                }
+            }
+        };
+        // If it takes longer, what was known before is known.
+        drop(tokio::time::timeout(deadline, looked).await);
     }
 
     /// Starts a look at who has which slot, unless there is one or was one just now. Nobody waits for it who knows where

@@ -5,6 +5,7 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -36,11 +37,17 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
 /// as an attempt to connect may take: a slow network must not look like a dead server.
 const TIMEOUTS_UNTIL_DEAD: u32 = 5;
 
-/// Between two looks whether a primary that is left alone has a successor.
-const BETWEEN_LOOKS_FOR_SUCCESSORS: Duration = Duration::from_secs(1);
+/// Between two looks whether a primary that is left alone has a successor; less in a cluster where it is tried more often.
+pub(super) const BETWEEN_LOOKS_FOR_SUCCESSORS: Duration = Duration::from_secs(1);
 
 /// Counts connections, so that a caller can tell that it speaks through another one than before.
 pub(super) type Generation = u64;
+
+/// A reply to each call of a pipeline.
+pub(super) type Replies = Vec<RedisResult<Value>>;
+
+/// The answer to what was sent, for which nobody waits any more.
+pub(super) type LateAnswer = Pin<Box<dyn Future<Output = Result<Replies, StoreError>> + Send>>;
 
 enum State {
     Connecting,
@@ -136,10 +143,52 @@ impl Connection {
         operation: &'static str,
         pipeline: &Pipeline,
         deadline: Duration,
-    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+    ) -> Result<Replies, StoreError> {
         self.breaker.admit(operation)?;
         let result = self.send_anyway(operation, pipeline, deadline).await;
-        match &result {
+        self.tell_breaker(&result);
+        result
+    }
+
+    /// The same. Whatever was sent, and is not answered in time, goes to `late`, which can wait for it.
+    pub(super) async fn send_and_hear(
+        self: &Arc<Self>,
+        operation: &'static str,
+        pipeline: &Pipeline,
+        deadline: Duration,
+        late: &(dyn Fn(LateAnswer) + Sync),
+    ) -> Result<Replies, StoreError> {
+        self.breaker.admit(operation)?;
+        let result = self.exchange_and_hear(operation, pipeline, deadline, late).await;
+        self.tell_breaker(&result);
+        result
+    }
+
+    async fn exchange_and_hear(
+        self: &Arc<Self>,
+        operation: &'static str,
+        pipeline: &Pipeline,
+        deadline: Duration,
+        late: &(dyn Fn(LateAnswer) + Sync),
+    ) -> Result<Replies, StoreError> {
+        let watch = Stopwatch::start();
+        let Ok(ready) = tokio::time::timeout(deadline, self.ready(operation)).await else {
+            return Err(self.timed_out(operation, deadline));
+        };
+        let ready = ready?;
+        let (connection, pipeline) = (Arc::clone(self), pipeline.clone());
+        let mut answer: LateAnswer = Box::pin(async move { connection.exchange(operation, &pipeline, ready).await });
+        match tokio::time::timeout(deadline.saturating_sub(watch.elapsed()), &mut answer).await {
+            Ok(result) => result,
+            Err(_elapsed) => {
+                late(answer);
+                Err(self.timed_out(operation, deadline))
+            }
+        }
+    }
+
+    fn tell_breaker(&self, result: &Result<Replies, StoreError>) {
+        match result {
             Err(error) => self.breaker.failed(|| error.reason().to_owned()),
             Ok(replies) => {
                 let is_failure = |reply: &RedisResult<Value>| reply.as_ref().is_err_and(is_unable);
@@ -150,7 +199,6 @@ impl Connection {
                 }
             }
         }
-        result
     }
 
     /// The same, whatever became of the calls before.
@@ -159,27 +207,32 @@ impl Connection {
         operation: &'static str,
         pipeline: &Pipeline,
         deadline: Duration,
-    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+    ) -> Result<Replies, StoreError> {
         let exchange = async {
-            let (mut connection, generation) = self.ready(operation).await?;
-            let replies: RedisResult<Vec<RedisResult<Value>>> = pipeline.query_async(&mut connection).await;
-            match replies {
-                Ok(replies) => {
-                    self.answered(generation, &replies);
-                    Ok(replies)
-                }
-                Err(error) => {
-                    self.lost(generation, &error.to_string());
-                    Err(self.error(operation, &error))
-                }
-            }
+            let ready = self.ready(operation).await?;
+            self.exchange(operation, pipeline, ready).await
         };
         match tokio::time::timeout(deadline, exchange).await {
             Ok(result) => result,
-            Err(_elapsed) => {
-                self.timed_out();
-                let after_ms = u64::try_from(deadline.as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
-                Err(StoreError::Timeout { operation, store: self.name.clone(), after_ms })
+            Err(_elapsed) => Err(self.timed_out(operation, deadline)),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        operation: &'static str,
+        pipeline: &Pipeline,
+        (mut connection, generation): (MultiplexedConnection, Generation),
+    ) -> Result<Replies, StoreError> {
+        let replies: RedisResult<Replies> = pipeline.query_async(&mut connection).await;
+        match replies {
+            Ok(replies) => {
+                self.answered(generation, &replies);
+                Ok(replies)
+            }
+            Err(error) => {
+                self.lost(generation, &error.to_string());
+                Err(self.error(operation, &error))
             }
         }
     }
@@ -314,7 +367,7 @@ impl Connection {
         }
     }
 
-    fn timed_out(&self) {
+    fn timed_out(&self, operation: &'static str, deadline: Duration) -> StoreError {
         let timeouts = self.timeouts.fetch_add(1, Ordering::Relaxed) + 1;
         let mut inner = self.inner.lock();
         if timeouts >= TIMEOUTS_UNTIL_DEAD
@@ -323,6 +376,9 @@ impl Connection {
         {
             inner.wait("no answers".to_owned());
         }
+        drop(inner);
+        let after_ms = u64::try_from(deadline.as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
+        StoreError::Timeout { operation, store: self.name.clone(), after_ms }
     }
 
     pub(super) fn error(&self, operation: &'static str, error: &RedisError) -> StoreError {

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, Value};
 
 use super::{
-    CLOCK_SLOT, RedisStore, ScriptCalls, Servers,
+    CLOCK_SLOT, Manner, RedisStore, ScriptCalls, Servers,
     breakers::Probe,
     cluster::{Call, Exchange as _},
     connection::Connection,
@@ -86,29 +86,24 @@ impl RedisStore {
         if self.0.breakers.are_closed() {
             return;
         }
-        let known = match &self.0.servers {
+        let (mut nodes, of_clock) = match &self.0.servers {
             Servers::One(server) => {
                 server.look_for_successor();
-                vec![(Arc::clone(server), 0..=SLOTS - 1)]
+                (vec![(Arc::clone(server), 0)], Some(Arc::clone(server)))
             }
             Servers::Cluster(cluster) => {
                 if !beats {
                     cluster.probe(OPERATION, deadline).await;
                 }
                 cluster.look_for_successors();
-                cluster.known()
+                (cluster.first_slots(), cluster.known_node(CLOCK_SLOT).flatten())
             }
         };
-        let of_clock = known.iter().find(|(_, slots)| beats && slots.contains(&CLOCK_SLOT));
-        let of_clock = of_clock.map(|(node, _)| Arc::clone(node));
-        let mut nodes: Vec<(Arc<Connection>, u16)> = Vec::new();
-        for (node, slots) in known {
-            let is_due = node.breaker().state() == BreakerState::Open
-                && of_clock.as_ref().is_none_or(|clock| !Arc::ptr_eq(clock, &node));
-            if is_due && !nodes.iter().any(|(other, _)| Arc::ptr_eq(other, &node)) {
-                nodes.push((node, *slots.start()));
-            }
-        }
+        let of_clock = of_clock.filter(|_| beats);
+        nodes.retain(|(node, _)| {
+            node.breaker().state() == BreakerState::Open
+                && of_clock.as_ref().is_none_or(|clock| !Arc::ptr_eq(clock, node))
+        });
         let script = &self.0.probe;
         join_all(nodes.iter().map(async |(node, first)| {
             if let Some(probe) = node.breaker().begin_probe() {
@@ -133,7 +128,7 @@ impl RedisStore {
     ) -> Result<Value, StoreError> {
         node.renew();
         let watch = Stopwatch::start();
-        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, guarded: false };
+        let exchange = ScriptCalls { operation, script, deadline, watch, calls: &self.0.calls, manner: Manner::Probe };
         let mut pipeline = Pipeline::with_capacity(1);
         pipeline.ignore_errors().add_command(call);
         let sent = exchange.exchange(node, &pipeline).await;

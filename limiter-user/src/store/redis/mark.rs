@@ -6,13 +6,12 @@
 use std::{
     collections::BTreeMap,
     hash::{BuildHasher, RandomState},
-    sync::Arc,
     time::Duration,
 };
 
 use parking_lot::Mutex;
 
-use super::{CLOCK_SLOT, RedisStore, Servers, cluster::Call, connection::Connection, heartbeat::key_in};
+use super::{CLOCK_SLOT, RedisStore, Servers, cluster::Call, heartbeat::key_in};
 
 /// Much longer than nodes are silent. Who was away for longer tells servers what they may know, which harms nobody.
 const LASTS: Duration = Duration::from_secs(600);
@@ -78,20 +77,9 @@ impl RedisStore {
 
     /// One of each server.
     fn marked_slots(&self) -> Vec<u16> {
-        let Servers::Cluster(cluster) = &self.0.servers else { return vec![CLOCK_SLOT] };
-        let mut marked: Vec<(Arc<Connection>, u16)> = Vec::new();
-        for (node, slots) in cluster.known() {
-            if !marked.iter().any(|(other, _)| Arc::ptr_eq(other, &node)) {
-                marked.push((node, *slots.start()));
-            }
-        }
-        marked.into_iter().map(|(_, slot)| slot).collect()
-    }
-
-    fn server_at(&self, slot: u16) -> Option<String> {
         match &self.0.servers {
-            Servers::One(server) => Some(server.name().to_owned()),
-            Servers::Cluster(cluster) => cluster.known_node(slot).flatten().map(|node| node.name().to_owned()),
+            Servers::One(_) => vec![CLOCK_SLOT],
+            Servers::Cluster(cluster) => cluster.first_slots().into_iter().map(|(_, slot)| slot).collect(),
         }
     }
 }

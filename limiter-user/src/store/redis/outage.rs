@@ -65,13 +65,16 @@ impl RedisStore {
         }
     }
 
-    /// Which server of a cluster has this identity's counters, as far as is known. Of one server there is nothing to tell.
+    /// Which server has this identity's counters, as far as is known.
     pub(in crate::store) fn server_of(&self, identity: &IdentityRef<'_>) -> Option<String> {
+        self.server_at(slot_of(identity))
+    }
+
+    /// Which server has a slot, as far as is known.
+    pub(super) fn server_at(&self, slot: u16) -> Option<String> {
         match &self.0.servers {
-            Servers::One(_) => None,
-            Servers::Cluster(cluster) => {
-                cluster.known_node(slot_of(identity)).flatten().map(|node| node.name().to_owned())
-            }
+            Servers::One(server) => Some(server.name().to_owned()),
+            Servers::Cluster(cluster) => cluster.known_node(slot).flatten().map(|node| node.name().to_owned()),
         }
     }
 

@@ -10,7 +10,7 @@ use redis::{Cmd, Value};
 use crate::store::{
     Algorithm, Cell, CellOutcome, Charge,
     algorithm::{View, in_ns},
-    counter::{LoggedAdmission, OwnState, OwnTotals, SharedCounts},
+    counter::{Heard, LoggedAdmission, OwnState, OwnTotals, SharedCounts},
     lease::{Lent, Statement},
     taken_before,
 };
@@ -48,6 +48,10 @@ impl Script {
 
     pub(super) fn mark() -> Self {
         Self::alone("mark.lua", include_str!("../../../../lua/mark.lua").to_owned())
+    }
+
+    pub(super) fn restore() -> Self {
+        Self::new("restore.lua", include_str!("../../../../lua/restore.lua"))
     }
 
     pub(super) fn lease() -> Self {
@@ -269,10 +273,21 @@ fn passes_by(fields: &[i64], cells: &[Cell]) -> bool {
     cells.iter().zip(fields.chunks_exact(4)).all(|(cell, fields)| !cell.enforced || fields[0] == 1)
 }
 
-/// A call of `sync.lua`. `number` grows from message to message.
-pub(super) fn sync(script: &Script, number: u64, totals: &OwnTotals, key: &[u8]) -> Cmd {
-    let mut call = script.call(1);
-    call.arg(key).arg(totals.tag).arg(number);
+/// A call of `sync.lua` for some counters of one server. `number` grows from message to message.
+pub(super) fn sync(script: &Script, number: u64, counters: &[(Vec<u8>, &OwnTotals)]) -> Cmd {
+    let mut call = script.call(counters.len());
+    for (key, _) in counters {
+        call.arg(key.as_slice());
+    }
+    call.arg(number);
+    for (_, totals) in counters {
+        tell(&mut call, totals);
+    }
+    call
+}
+
+fn tell(call: &mut Cmd, totals: &OwnTotals) {
+    call.arg(totals.tag);
     match &totals.state {
         OwnState::Windows { counts: Counts { index, previous, current }, .. } => {
             call.arg(WINDOWS).arg(totals.window_us).arg(index).arg(previous).arg(current);
@@ -288,10 +303,18 @@ pub(super) fn sync(script: &Script, number: u64, totals: &OwnTotals, key: &[u8])
             }
         }
     }
-    call
 }
 
-/// What `sync.lua` said.
+/// What a call of `sync.lua` said, by counter.
+pub(super) fn by_counter(reply: Value, counters: usize) -> Result<Vec<Value>, Misfit> {
+    match reply {
+        Value::Array(replies) if replies.len() == counters => Ok(replies),
+        Value::Array(replies) => Err(format!("{} replies for {counters} counters", replies.len())),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+/// What `sync.lua` said of one counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncReply {
     pub now_us: u64,
@@ -340,6 +363,27 @@ pub(super) fn synced(reply: Value, sent: &OwnState) -> Result<SyncReply, Misfit>
     })
 }
 
+/// A call of `restore.lua`.
+pub(super) fn restore(script: &Script, counter: &Heard, key: &[u8]) -> Cmd {
+    let Heard { window_us, view, .. } = counter;
+    let (kind, [interval_ns, burst]) = match view {
+        View::Windows(_) => (WINDOWS, [0; 2]),
+        View::Bucket { .. } => (BUCKET, [counter.interval_ns, counter.fill_ns / counter.interval_ns.max(1)]),
+        View::Log { .. } => (LOG, [0; 2]),
+    };
+    let mut call = script.call(1);
+    call.arg(key).arg(kind).arg(window_us).arg(interval_ns).arg(burst).arg(&heard(Some(view), *window_us));
+    call
+}
+
+/// What `restore.lua` said: whether the key held something that is no counter, and whether this node knew more.
+pub(super) fn restored(reply: Value) -> Result<(bool, bool), Misfit> {
+    match integers(reply)?[..] {
+        [replaced, restored] => Ok((replaced == 1, restored == 1)),
+        ref other => Err(format!("{} numbers", other.len())),
+    }
+}
+
 /// A call of `lease.lua`. `number` grows from message to message.
 pub(super) fn lease(script: &Script, number: u64, parts: u64, statement: &Statement, key: &[u8]) -> Cmd {
     let Statement { tag, algorithm, index, previous, current, need, want } = statement;
@@ -378,22 +422,26 @@ mod tests {
     #[test]
     fn calls_have_the_arity_of_the_headers() {
         let script = Script::sync();
-        let header = |position: usize| script.text.contains(&format!("ARGV[{position}]"));
         let totals = |state| {
             let key = crate::store::CounterKey { identity: crate::store::Identity::Global, rule: "r".into() };
             OwnTotals { key, tag: 1, window_us: 1, state }
         };
         let bucket = || OwnState::Bucket { interval_ns: 1, fill_ns: 1, total: 0, acknowledged: 0, tat_ns: 0 };
         let admissions = vec![LoggedAdmission { tag: 1, number: 0, at_us: 1, cost: 1 }];
-        for (state, arity) in [(OWN, 7), (bucket(), 10), (OwnState::Log { admissions }, 8)] {
-            // The command, the hash, the number of keys and the key come before.
-            let arguments = sync(&script, 1, &totals(state), b"k").args_iter().count() - 4;
-            assert_eq!(arguments, arity);
-            assert!(header(arity), "{arity}");
+        // Of two counters, since the second one's come where the first one's end.
+        for (state, kind) in [(OWN, "windows"), (bucket(), "bucket"), (OwnState::Log { admissions }, "log")] {
+            let line = script.text.lines().find(|line| line.starts_with(&format!("--   {kind}: "))).unwrap();
+            let of_state = line.split(" admissions").next().unwrap().matches(',').count() + 1;
+            let totals = totals(state);
+            let counters = [(b"k".to_vec(), &totals), (b"l".to_vec(), &totals)];
+            // The command, the hash, the number of keys and the keys come before.
+            let arguments = sync(&script, 1, &counters).args_iter().count() - 5;
+            assert_eq!(arguments, 1 + 2 * (3 + of_state), "{line}");
         }
-        assert!(!header(11));
         let reply = script.text.lines().find(|line| line.starts_with("-- Returns")).unwrap();
         assert!(reply.contains("then its state") && reply.matches(',').count() == 4, "{reply}");
+        let none = |count| by_counter(Value::Array(vec![Value::Nil; count]), 2);
+        assert!(none(2).is_ok() && none(1).is_err() && by_counter(Value::Nil, 0).is_err());
         for (own, numbers) in [(OWN, 9), (bucket(), 7), (OwnState::Log { admissions: Vec::new() }, 12)] {
             assert!(synced(Value::Array(vec![Value::Int(0); numbers]), &own).is_ok(), "{own:?}");
             assert!(synced(Value::Array(vec![Value::Int(0); numbers + 1]), &own).is_err(), "{own:?}");
@@ -408,6 +456,14 @@ mod tests {
         assert_eq!(reply.matches(',').count(), 6, "{reply}");
         assert!(lent(Value::Array(vec![Value::Int(0); 7])).is_ok());
         assert!(lent(Value::Array(vec![Value::Int(0); 6])).is_err());
+
+        let script = Script::restore();
+        let view = View::Bucket { tat_ns: 1 };
+        let counter = Heard { key: totals(OWN).key, window_us: 1, interval_ns: 1, fill_ns: 1, view };
+        let arguments = restore(&script, &counter, b"k").args_iter().count() - 4;
+        assert!(arguments == 7 && script.text.contains("ARGV[5..7]"));
+        assert_eq!(restored(Value::Array(vec![Value::Int(0), Value::Int(1)])), Ok((false, true)));
+        assert!(restored(Value::Array(vec![Value::Int(0)])).is_err());
 
         let script = Script::decide();
         let cells = [(); 2].map(|()| Cell {

@@ -3,19 +3,16 @@
 //! No script can judge them together. They are looked at first, all at once, so that a request that is denied costs
 //! nobody anything. Then each slot is charged; where another request was quicker meanwhile, what was charged is given back.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
 use limiter_common::{sliding_window::Outcome, time::UnixMicros};
 
-use super::{Judged, Question, RedisStore, slot::slot};
+use super::{GIVE_BACK_WITHIN, Judged, Question, RedisStore, slot::slot};
 use crate::{
     clock::Stopwatch,
     store::{At, Cell, CellOutcome, Charge, StoreError, algorithm::View, passes},
 };
-
-/// How long giving back may take. Nobody waits for it.
-const GIVE_BACK_WITHIN: Duration = Duration::from_secs(1);
 
 /// The cells of one slot, by their places in the request.
 struct Group {

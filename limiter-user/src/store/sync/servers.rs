@@ -10,10 +10,12 @@ const MOST_RUN_IDS: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(super) struct Servers {
-    /// Of connections, as it was when their runs were asked for.
-    generation: u64,
+    /// Generation of connections when their runs were asked for; 0 before that.
+    met: u64,
     run_ids: BTreeSet<String>,
     looked_for_losses: Option<Stopwatch>,
+    /// One knew less of a counter than it had confirmed.
+    pub(super) seem_emptied: bool,
 }
 
 impl SyncWorker {
@@ -21,16 +23,20 @@ impl SyncWorker {
     pub(super) async fn look_at_servers(&mut self) {
         let mut lost = Vec::new();
         let is_due = self.servers.looked_for_losses.is_none_or(|looked| looked.elapsed() >= self.config.heartbeat);
-        if is_due || self.redis.generation() != self.servers.generation {
+        if std::mem::take(&mut self.servers.seem_emptied) || is_due || self.has_other_connections() {
             self.servers.looked_for_losses = Some(Stopwatch::start());
             lost = self.redis.find_losses(self.config.batch_deadline).await;
         }
         // That may have been the first call to one of them.
-        if self.redis.generation() != self.servers.generation {
+        if self.has_other_connections() {
             self.meet_servers(lost).await;
         } else if !lost.is_empty() {
             self.refill("redis has lost its counters", Some(lost));
         }
+    }
+
+    fn has_other_connections(&self) -> bool {
+        self.servers.met != self.redis.generation()
     }
 
     /// A new connection may lead to a server that knows nothing: one that was restarted, or another one. `lost` are those of
@@ -38,8 +44,7 @@ impl SyncWorker {
     async fn meet_servers(&mut self, mut lost: Vec<String>) {
         let generation = self.redis.generation();
         let runs = self.redis.runs(self.config.batch_deadline).await;
-        let met_before = self.servers.generation != 0;
-        self.servers.generation = generation;
+        let met_before = std::mem::replace(&mut self.servers.met, generation) != 0;
         let (known, new): (Vec<&Run>, Vec<&Run>) = runs.iter().partition(|run| self.servers.run_ids.contains(&run.id));
         self.see_evictions(&known, &new);
         if self.servers.run_ids.len() > MOST_RUN_IDS {
