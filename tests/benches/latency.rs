@@ -9,13 +9,14 @@
 //! Each round has percentiles of its own; the rows are their medians, so that a round in which something else wants the CPU
 //! says little.
 
-use std::{fmt::Write as _, net::SocketAddr, thread, time::Duration};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use limiter_tests::{
     agent::Setup,
     bench::{Goal, Row, Table, only, rounds},
     delay_proxy::DelayProxy,
     http::{Address, Connection},
+    policy::rule_of_path,
     redis_server::{RedisServer, free_port},
 };
 use limiter_user::clock::Stopwatch;
@@ -79,14 +80,14 @@ impl Client {
     }
 
     /// Asks so often, and measures each from when it was due where the answer before was late.
-    #[expect(clippy::disallowed_methods, reason = "a load at a rate waits for the clock")]
     fn round(&mut self, Load { interval, requests }: Load) -> Seen {
         let watch = Stopwatch::start();
         let (mut took, mut free, mut refused) = (Vec::with_capacity(requests as usize), Duration::ZERO, 0);
         for number in 0..requests {
             let due = interval * number;
-            if let Some(wait) = due.checked_sub(watch.elapsed()) {
-                thread::sleep(wait);
+            // Up to that instant, also when somebody wakes this thread before.
+            while let Some(wait) = due.checked_sub(watch.elapsed()).filter(|wait| !wait.is_zero()) {
+                thread::park_timeout(wait);
             }
             // Not the time by which the client itself woke up too late.
             let begin = if free > due { due } else { watch.elapsed() };
@@ -127,14 +128,12 @@ fn row(name: String, took: Duration) -> Row {
 
 /// A rule for each of these, and a path for each rule: precision and what holds without Redis.
 fn policy(rules: &[(&str, &str, &str)]) -> String {
-    rules.iter().fold(String::new(), |mut policy, (name, precision, on_store_failure)| {
-        let rule = format!(
-            "[[endpoints]]\nname = \"{name}\"\nmatch = [\"/{name}\"]\n[[rules]]\nid = \"{name}\"\nendpoint = \"{name}\"\n\
-             scope = \"ip\"\nlimit = 1000000\nwindow = \"1h\"\nprecision = \"{precision}\"\n\
-             on_store_failure = \"{on_store_failure}\"\n"
+    rules.iter().fold(String::new(), |policy, (name, precision, on_store_failure)| {
+        let more = format!(
+            "scope = \"ip\"\nlimit = 1000000\nwindow = \"1h\"\nprecision = \"{precision}\"\n\
+             on_store_failure = \"{on_store_failure}\""
         );
-        policy.write_str(&rule).expect("room");
-        policy
+        policy + &rule_of_path(name, &more)
     })
 }
 

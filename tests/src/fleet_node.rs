@@ -145,15 +145,22 @@ impl FleetNode {
     /// # Panics
     ///
     /// When a worker has.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         self.shutdown.cancel();
-        for worker in self.workers {
+        for worker in std::mem::take(&mut self.workers) {
             worker.await.expect("a worker");
         }
     }
 
     /// Without handing over anything.
     pub fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for FleetNode {
+    fn drop(&mut self) {
+        // A node that nobody has any more must not go on sharing, and be alive to the others of the same server.
         self.workers.iter().for_each(JoinHandle::abort);
     }
 }

@@ -60,7 +60,7 @@ impl RedisCluster {
         }
         cluster.until_well().await;
         for replica in &cluster.replicas {
-            until(replica, &["INFO", "replication"], "master_link_status:up").await;
+            replica.until_info("replication", "master_link_status:up").await;
         }
         cluster
     }
@@ -74,6 +74,11 @@ impl RedisCluster {
         vec![self.primaries[0].url()]
     }
 
+    /// As the table `[store.redis]` names it.
+    pub fn access(&self) -> String {
+        format!("urls = {:?}\nmode = \"cluster\"\n", self.urls())
+    }
+
     /// Names of all counters in the cluster.
     pub async fn keys(&self) -> Vec<String> {
         let mut keys = Vec::new();
@@ -85,7 +90,15 @@ impl RedisCluster {
 
     /// Which of the primaries has the slot of a key.
     pub async fn owner(&self, key: &str) -> usize {
-        let slot: usize = self.primaries[0].run(&["CLUSTER", "KEYSLOT", key]).await;
+        let mut slot = Err(anyhow::anyhow!("no nodes"));
+        // Whoever is alive knows.
+        for node in self.nodes() {
+            slot = node.try_run::<usize>(&["CLUSTER", "KEYSLOT", key]).await;
+            if slot.is_ok() {
+                break;
+            }
+        }
+        let slot = slot.expect("a node that answers");
         (0..self.primaries.len()).find(|number| slot < (number + 1) * SLOTS / self.primaries.len()).expect("an owner")
     }
 
@@ -133,17 +146,25 @@ impl RedisCluster {
     /// Lets the replica of a primary take its place while both are well, and waits until it has.
     pub async fn promote(&self, number: usize) {
         let () = self.replicas[number].run(&["CLUSTER", "FAILOVER"]).await;
-        until(&self.replicas[number], &["INFO", "replication"], "role:master").await;
-        until(&self.primaries[number], &["INFO", "replication"], "role:slave").await;
+        self.replicas[number].until_info("replication", "role:master").await;
+        self.primaries[number].until_info("replication", "role:slave").await;
     }
 
     /// Kills a primary and waits until its replica has taken its place.
     pub async fn fail_over(&mut self, number: usize) -> Duration {
         self.primaries[number].kill();
         let watch = Stopwatch::start();
-        until(&self.replicas[number], &["INFO", "replication"], "role:master").await;
+        self.replicas[number].until_info("replication", "role:master").await;
         until(&self.replicas[number], &["CLUSTER", "INFO"], "cluster_state:ok").await;
         watch.elapsed()
+    }
+
+    /// After a replica has taken the place of its primary, which is its replica by now: calls them by these names from here on,
+    /// and waits until they could change places again.
+    pub async fn rename(&mut self, number: usize) {
+        std::mem::swap(&mut self.primaries[number], &mut self.replicas[number]);
+        self.until_well().await;
+        self.replicas[number].until_info("replication", "master_link_status:up").await;
     }
 }
 
@@ -158,11 +179,14 @@ async fn start_node() -> RedisServer {
         "1000",
         "--cluster-require-full-coverage",
         "no",
+        // A replica may take over however long its primary has been silent: on a busy machine a test takes its time.
+        "--cluster-replica-validity-factor",
+        "0",
     ])
     .await
 }
 
-pub(crate) async fn until(server: &RedisServer, question: &[&str], answer: &str) {
+async fn until(server: &RedisServer, question: &[&str], answer: &str) {
     eventually(WAIT, async || {
         let text: String = server.try_run(question).await?;
         if text.contains(answer) { Ok(()) } else { Err(anyhow::anyhow!("{question:?}: {text}")) }

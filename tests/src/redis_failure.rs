@@ -212,6 +212,6 @@ impl FailingRedis {
 }
 
 async fn add_user(server: &RedisServer) {
-    let rights: Vec<&str> = ACL_RULES.split(' ').collect();
-    let () = server.run(&[&["ACL", "SETUSER", "limiter", "reset", "on", ">pw"], &rights[..]].concat()).await;
+    let (name, password) = USER;
+    server.set_user(name, password, ACL_RULES).await;
 }

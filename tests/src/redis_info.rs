@@ -35,7 +35,26 @@ impl RedisServer {
         self.number("stats", "total_reads_processed").await
     }
 
-    async fn number(&self, section: &str, name: &str) -> u64 {
+    /// Scripts that were called, by whomever.
+    pub async fn script_calls(&self) -> u64 {
+        self.commands("evalsha").await.calls
+    }
+
+    /// Waits until the server says something in a section of `INFO`, e.g. `role:master` in `replication`.
+    pub async fn until_info(&self, section: &str, line: &str) {
+        eventually(WAIT, async || {
+            let info: String = self.try_run(&["INFO", section]).await?;
+            if info.lines().any(|is| is == line) { Ok(()) } else { Err(anyhow::anyhow!("no {line} in {info}")) }
+        })
+        .await;
+    }
+
+    /// A number of a section of `INFO`.
+    ///
+    /// # Panics
+    ///
+    /// When there is none of this name.
+    pub async fn number(&self, section: &str, name: &str) -> u64 {
         let info: String = self.run(&["INFO", section]).await;
         let number = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.parse().ok());
         number.unwrap_or_else(|| panic!("no {name} in {info}"))

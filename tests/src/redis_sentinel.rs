@@ -10,7 +10,6 @@ use tempfile::TempDir;
 
 use crate::{
     eventually::eventually,
-    redis_cluster::until,
     redis_server::{RedisServer, free_port, program},
 };
 
@@ -44,7 +43,7 @@ impl RedisSentinels {
         let primary = RedisServer::start().await;
         let port = primary.port().to_string();
         let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
-        until(&replica, &["INFO", "replication"], "master_link_status:up").await;
+        replica.until_info("replication", "master_link_status:up").await;
         let sentinels: Vec<Sentinel> = (0..3).map(|_| sentinel(primary.port())).collect();
         for sentinel in &sentinels {
             eventually(Duration::from_secs(30), async || {
@@ -66,6 +65,11 @@ impl RedisSentinels {
         self.sentinels.iter().map(|sentinel| format!("redis://127.0.0.1:{}", sentinel.port)).collect()
     }
 
+    /// As the table `[store.redis]` names them.
+    pub fn access(&self) -> String {
+        format!("urls = {:?}\nmode = \"sentinel\"\nservice = \"{SERVICE}\"\n", self.urls())
+    }
+
     /// After so many milliseconds without an answer a server counts as gone.
     pub async fn take_down_after(&self, ms: u64) {
         for sentinel in &self.sentinels {
@@ -78,22 +82,36 @@ impl RedisSentinels {
 
     /// Asks a sentinel to make the replica the primary while both are well, and waits until it is.
     pub async fn hand_over(&self) {
-        let started = ask_for_ok(self.sentinels[1].port, &["SENTINEL", "FAILOVER", SERVICE]);
-        started.await.expect("the sentinel begins");
-        until(&self.replica, &["INFO", "replication"], "role:master").await;
-        until(&self.primary, &["INFO", "replication"], "role:slave").await;
+        eventually(Duration::from_secs(60), async || {
+            // One that takes too long, on a machine that is busy, is given up, and everything is as it was.
+            if role(&self.primary).await? == "master" && role(&self.replica).await? == "slave" {
+                let begun = ask_for_ok(self.sentinels[1].port, &["SENTINEL", "FAILOVER", SERVICE]).await;
+                // Nobody begins while another one is under way.
+                begun.or_else(|error| if error.to_string().contains("INPROG") { Ok(()) } else { Err(error) })?;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            let roles = (role(&self.primary).await?, role(&self.replica).await?);
+            if roles == ("slave".to_owned(), "master".to_owned()) { Ok(()) } else { Err(anyhow::anyhow!("{roles:?}")) }
+        })
+        .await;
     }
 
     /// Kills the primary and waits until its replica has taken its place.
     pub async fn fail_over(&mut self) {
         self.primary.kill();
-        until(&self.replica, &["INFO", "replication"], "role:master").await;
+        self.replica.until_info("replication", "role:master").await;
     }
 
     /// Kills one of the sentinels.
     pub fn lose_a_sentinel(&mut self) {
         self.sentinels[0].child.kill().expect("kill a sentinel");
     }
+}
+
+async fn role(server: &RedisServer) -> anyhow::Result<String> {
+    let info: String = server.try_run(&["INFO", "replication"]).await?;
+    let role = info.lines().find_map(|line| line.strip_prefix("role:")).unwrap_or_default();
+    Ok(role.to_owned())
 }
 
 async fn ask_for_ok(port: u16, words: &[&str]) -> anyhow::Result<()> {

@@ -54,6 +54,11 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// As the table `[store.redis]` names it.
+    pub fn access(&self) -> String {
+        format!("urls = [\"{}\"]\n", self.url())
+    }
+
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -140,13 +145,21 @@ impl RedisServer {
         Ok(command.query_async(&mut connection).await?)
     }
 
+    /// Makes a user with this password and these rights, or gives them to one that is there; see [`ACL_RULES`].
+    pub async fn set_user(&self, name: &str, password: &str, rights: &str) {
+        let password = format!(">{password}");
+        let mut words = vec!["ACL", "SETUSER", name, "reset", "on", &password];
+        words.extend(rights.split(' '));
+        self.run::<()>(&words).await;
+    }
+
     /// Names of all counters, and of nothing else that agents have in Redis.
     pub async fn counters(&self) -> Vec<String> {
         self.run(&["KEYS", COUNTERS]).await
     }
 
     async fn until_it_answers(&self) {
-        eventually(Duration::from_secs(10), async || {
+        eventually(Duration::from_secs(30), async || {
             let stream = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).await?;
             // Any answer will do; with a password it is NOAUTH.
             stream.writable().await?;
@@ -185,6 +198,8 @@ fn spawn(folder: &TempDir, port: u16, arguments: &[String]) -> Result<Child> {
     Command::new(program())
         .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
         .args(["--save", "", "--appendonly", "no", "--enable-debug-command", "yes"])
+        // A replica that comes waits for no others.
+        .args(["--repl-diskless-sync-delay", "0"])
         .arg("--dir")
         .arg(folder.path())
         .args(["--logfile", "redis.log"])

@@ -155,13 +155,8 @@ fn limited_as_one(name: &str, redis: &str) {
 #[test]
 fn counters_are_where_the_configuration_says() {
     // As the documentation says, of a user with no more rights than these.
-    let user = |more: &str| {
-        let words = format!("ACL SETUSER limiter on >pw {ACL_RULES} {more}");
-        words.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-    };
-    async fn allow(server: &RedisServer, words: &[String]) {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        server.run(&words).await
+    async fn allow(server: &RedisServer, more: &str) {
+        server.set_user("limiter", "pw", &format!("{ACL_RULES}{more}")).await;
     }
     let quoted = |urls: &[String]| format!("urls = {urls:?}\nusername = \"limiter\"\npassword_file = \"password\"\n");
     let folder = tempfile::tempdir().expect("a folder");
@@ -172,20 +167,20 @@ fn counters_are_where_the_configuration_says() {
 
     let cluster = runtime.block_on(RedisCluster::start(3));
     for primary in &cluster.primaries {
-        runtime.block_on(allow(primary, &user("+cluster|slots")));
+        runtime.block_on(allow(primary, " +cluster|slots"));
     }
     limited_as_one("cluster", &with_password(quoted(&cluster.urls()) + "mode = \"cluster\"\n"));
     drop(cluster);
 
     let sentinels = runtime.block_on(RedisSentinels::start());
-    runtime.block_on(allow(&sentinels.primary, &user("+role")));
+    runtime.block_on(allow(&sentinels.primary, " +role"));
     let mode = format!("mode = \"sentinel\"\nservice = \"{SERVICE}\"\n");
     limited_as_one("sentinel", &with_password(quoted(&sentinels.urls()) + &mode));
     drop(sentinels);
 
     let (authority, port) = (Authority::new(), free_port());
     let server = runtime.block_on(authority.start_redis(port));
-    runtime.block_on(allow(&server, &user("")));
+    runtime.block_on(allow(&server, ""));
     let tls = format!(
         "[store.redis.tls]\nca_file = {:?}\ncert_file = {:?}\nkey_file = {:?}\n",
         authority.ca(),
@@ -193,45 +188,6 @@ fn counters_are_where_the_configuration_says() {
         authority.key("client")
     );
     limited_as_one("tls", &with_password(quoted(&[format!("rediss://localhost:{port}")]) + &tls));
-}
-
-#[test]
-fn redis_dies_and_comes_back_empty_and_every_request_is_answered_in_time() {
-    let runtime = runtime();
-    let mut redis = runtime.block_on(RedisServer::start());
-    let [a, b, c] = ["a", "b", "c"].map(|name| node(name, &redis));
-    let (a, b) = (a.start(), b.start());
-    for _ in 0..3 {
-        assert!(use_one(&a, "u_1"));
-    }
-    shared([&a, &b]);
-    for _ in 0..3 {
-        assert!(use_one(&b, "u_1"));
-    }
-    until("b knows what a has admitted", WAIT, || (remaining(&b, "u_1") == 14).then_some(()));
-
-    redis.kill();
-    let mut slowest = Duration::ZERO;
-    for request in 0..400 {
-        let started = Stopwatch::start();
-        let allowed = a.decide(json!({ "user": format!("away-{}", request % 100) }))["allowed"].clone();
-        slowest = slowest.max(started.elapsed());
-        assert_eq!(allowed, json!(true));
-    }
-    // Generous: two cores, and other tests beside this one. A request that waited for Redis would take seconds.
-    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
-    until("the agent says that it is degraded", WAIT, || (a.status()["degraded"] == json!(true)).then_some(()));
-    assert!(use_one(&b, "u_1"));
-    assert_eq!(remaining(&b, "u_1"), 13, "what was known stays known");
-
-    runtime.block_on(redis.restart());
-    shared([&a, &b]);
-    // Who knew nothing before learns from Redis what both have admitted.
-    let c = c.start();
-    assert!(use_one(&c, "u_1"));
-    until("a third agent knows of all", WAIT, || (remaining(&c, "u_1") == 12).then_some(()));
-    let kept = runtime.block_on(async { redis.run::<Vec<String>>(&["KEYS", "rl:{user:away-*"]).await });
-    assert_eq!(kept.len(), 100, "what was admitted meanwhile is shared afterwards");
 }
 
 #[test]
@@ -342,4 +298,48 @@ fn each_rule_is_as_exact_as_it_says() {
     assert!(a.metric("limiter_lease_units_total{fate=\"lent\"}") > 0.0);
     assert_eq!(a.metric("limiter_overshoot_units{rule=\"strict\"}"), 0.0);
     assert!(a.stop().success() && b.stop().success());
+}
+
+/// Answers in time.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn redis_dies_and_comes_back_empty_and_every_request_is_answered_in_time() {
+        let runtime = runtime();
+        let mut redis = runtime.block_on(RedisServer::start());
+        let [a, b, c] = ["a", "b", "c"].map(|name| node(name, &redis));
+        let (a, b) = (a.start(), b.start());
+        for _ in 0..3 {
+            assert!(use_one(&a, "u_1"));
+        }
+        shared([&a, &b]);
+        for _ in 0..3 {
+            assert!(use_one(&b, "u_1"));
+        }
+        until("b knows what a has admitted", WAIT, || (remaining(&b, "u_1") == 14).then_some(()));
+
+        redis.kill();
+        let mut slowest = Duration::ZERO;
+        for request in 0..400 {
+            let started = Stopwatch::start();
+            let allowed = a.decide(json!({ "user": format!("away-{}", request % 100) }))["allowed"].clone();
+            slowest = slowest.max(started.elapsed());
+            assert_eq!(allowed, json!(true));
+        }
+        // A request that waited for Redis would take seconds.
+        assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+        until("the agent says that it is degraded", WAIT, || (a.status()["degraded"] == json!(true)).then_some(()));
+        assert!(use_one(&b, "u_1"));
+        assert_eq!(remaining(&b, "u_1"), 13, "what was known stays known");
+
+        runtime.block_on(redis.restart());
+        shared([&a, &b]);
+        // Who knew nothing before learns from Redis what both have admitted.
+        let c = c.start();
+        assert!(use_one(&c, "u_1"));
+        until("a third agent knows of all", WAIT, || (remaining(&c, "u_1") == 12).then_some(()));
+        let kept = runtime.block_on(async { redis.run::<Vec<String>>(&["KEYS", "rl:{user:away-*"]).await });
+        assert_eq!(kept.len(), 100, "what was admitted meanwhile is shared afterwards");
+    }
 }

@@ -111,10 +111,9 @@ fn a_key_lives_the_same_life_in_a_file_and_in_redis() {
         format!("[identity]\nkey_file = \"{}\"\nkey_secret_file = \"{}\"\n", file.display(), secret.display());
     // By a user who may do what the documentation says.
     let cluster = runtime.block_on(RedisCluster::start(3));
-    let rights = format!("ACL SETUSER limiter on >pw {ACL_RULES} +cluster|slots {KEY_STORE_ACL_RULES}");
-    let rights: Vec<&str> = rights.split(' ').collect();
+    let rights = format!("{ACL_RULES} +cluster|slots {KEY_STORE_ACL_RULES}");
     for primary in &cluster.primaries {
-        runtime.block_on(primary.run::<()>(&rights));
+        runtime.block_on(primary.set_user("limiter", "pw", &rights));
     }
     let url = cluster.urls()[0].replace("//", "//limiter:pw@");
     let in_cluster = in_redis(&redis).replace(&redis.url(), &url) + "mode = \"cluster\"\n";
@@ -522,11 +521,7 @@ fn a_hundred_thousand_keys_are_read_in_pages_and_one_change_alone() {
         }
     });
     assert_eq!(stored(&runtime, &redis), KEYS);
-    let sent = || -> u64 {
-        let info: String = runtime.block_on(redis.run(&["INFO", "stats"]));
-        let line = info.lines().find_map(|line| line.strip_prefix("total_net_output_bytes:")).expect("a number");
-        line.trim().parse().expect("a number")
-    };
+    let sent = || runtime.block_on(redis.number("stats", "total_net_output_bytes"));
     let _: String = runtime.block_on(redis.run(&["SLOWLOG", "RESET"]));
     let before = sent();
     let starting = Stopwatch::start();
@@ -616,9 +611,7 @@ fn doctor_and_configuration_know_the_key_store() {
     write_secret(&setup, SECRET);
 
     // A user with the rights of counters alone.
-    let rights: Vec<&str> = ACL_RULES.split(' ').collect();
-    let user = ["ACL", "SETUSER", "counters", "on", ">pw"];
-    let () = runtime.block_on(redis.run(&[&user[..], &rights, &["+info"]].concat()));
+    runtime.block_on(redis.set_user("counters", "pw", &format!("{ACL_RULES} +info")));
     setup.write("redis.password", "pw");
     setup.configure(
         &in_redis(&redis)
@@ -629,8 +622,7 @@ fn doctor_and_configuration_know_the_key_store() {
     let found = permissions["found"].as_str().expect("what was found");
     assert!(["HGET: ", "HDEL: ", "ZREM: "].iter().all(|command| found.contains(command)), "{permissions}");
     assert!(permissions["remedy"].as_str().is_some_and(|remedy| remedy.contains(KEY_STORE_ACL_RULES)), "{permissions}");
-    let more: Vec<&str> = KEY_STORE_ACL_RULES.split(' ').collect();
-    let () = runtime.block_on(redis.run(&[&["ACL", "SETUSER", "counters"][..], &more].concat()));
+    runtime.block_on(redis.set_user("counters", "pw", &format!("{ACL_RULES} +info {KEY_STORE_ACL_RULES}")));
     assert_eq!(finding(&setup, "redis.permissions")["status"], "ok");
     setup.configure(&in_redis(&redis));
 

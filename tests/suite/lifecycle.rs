@@ -26,7 +26,7 @@ use limiter_user::dataplane::{
 };
 
 const BURST: u64 = 5;
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Five packets for each source, in the gateway of `net`.
 fn world(net: &TestNet) -> World {

@@ -27,7 +27,7 @@ use limiter_tests::{
 use limiter_user::{clock::Stopwatch, dataplane::KernelDataplane};
 use serde_json::{Value, json};
 
-const WAIT: Duration = Duration::from_secs(15);
+const WAIT: Duration = Duration::from_secs(30);
 
 fn rule(id: &str, limit: u64) -> String {
     format!("[[rules]]\nid = \"{id}\"\nscope = \"user\"\nlimit = {limit}\nwindow = \"1h\"\n")
@@ -122,12 +122,17 @@ fn every_way_to_change_the_file_is_noticed_once() {
 fn a_signal_reloads_at_once_and_a_stop_does_not_wait() {
     let setup = Setup::new("", &rule("r", 1));
     let agent = setup.start();
-    let started = Stopwatch::start();
-    for limit_now in 2..6 {
+    let reload = |limit_now| {
+        let started = Stopwatch::start();
         agent.reload(&rule("r", limit_now));
         assert_eq!(limit(&agent), limit_now);
-    }
-    assert!(started.elapsed() < Duration::from_secs(2), "without waiting for a look at the file");
+        started.elapsed()
+    };
+    reload(2);
+    // The file is looked at every half second, so all of these would have taken as long; one that a busy machine does not delay
+    // is enough to tell.
+    let quickest = (3..9).map(reload).min().expect("some");
+    assert!(quickest < Duration::from_millis(400), "{quickest:?}: not without waiting for a look at the file");
     agent.hang_up();
     assert!(agent.stop().success());
 }

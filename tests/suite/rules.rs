@@ -6,7 +6,7 @@ use limiter_tests::{agent::Setup, eventually::until, http};
 use serde_json::{Value, json};
 
 /// How long a reload may take.
-const WAIT: Duration = Duration::from_secs(15);
+const WAIT: Duration = Duration::from_secs(30);
 const KEYS: &str = "[identity]\nkey_file = \"keys.toml\"\nkey_secret_file = \"keys.secret\"\n";
 
 /// The ids of all keys, as the operator sees them.

@@ -12,6 +12,7 @@ mod store {
     mod leased;
     mod local;
     mod near;
+    mod reconnects;
     mod redis_only;
     mod remembered;
     mod shared_buckets;

@@ -26,8 +26,7 @@ pub(crate) async fn measure() -> Vec<Row> {
             let name = format!("{precision}, agents: {agents}, {KEYS} keys, {RATE} requests/s");
             let cost = of_hundred_keys(precision, agents).await;
             let row = Row::new(format!("calls: {name}, for a thousand"), "calls", cost.calls).beside(&most);
-            // What is lent is a matter of each key's rate and limit, and of how many share it.
-            rows.push(if precision == "async" { row.goal(AT_MOST) } else { row });
+            rows.push(row.goal(AT_MOST));
             rows.push(Row::new(format!("counters told: {name}, for a thousand"), "counters", cost.scripts));
         }
     }

@@ -6,17 +6,12 @@ use serde_json::{Value, json};
 
 use crate::{POLICY, WAIT, node, runtime, until_whole};
 
-/// With no more rights than the documentation asks for.
-async fn add_user(server: &RedisServer) {
-    let rights: Vec<&str> = ACL_RULES.split(' ').collect();
-    let () = server.run(&[&["ACL", "SETUSER", "limiter", "reset", "on", ">pw"], &rights[..]].concat()).await;
-}
-
 #[test]
 fn a_redis_that_may_evict_counters_is_told_once_a_run() {
     let runtime = runtime();
     let mut server = runtime.block_on(RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]));
-    runtime.block_on(add_user(&server));
+    // With no more rights than the documentation asks for.
+    runtime.block_on(server.set_user("limiter", "pw", ACL_RULES));
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("password");
     std::fs::write(&file, "pw").expect("write the password");
@@ -45,7 +40,7 @@ fn a_redis_that_may_evict_counters_is_told_once_a_run() {
     }
     // Another run.
     runtime.block_on(server.restart());
-    runtime.block_on(add_user(&server));
+    runtime.block_on(server.set_user("limiter", "pw", ACL_RULES));
     until("another run is told", WAIT, || (told() == 2).then_some(()));
     until_whole(&agent);
     assert_eq!(shown(), json!("allkeys-lru"));

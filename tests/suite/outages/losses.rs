@@ -1,11 +1,19 @@
 //! What servers lose while clients are quiet: it is noticed all the same, and no client gets a fresh limit by it.
 
-use limiter_tests::{agent::Setup, eventually::until, redis_cluster::RedisCluster, redis_server::RedisServer};
+use limiter_tests::{
+    agent::{Agent, Setup},
+    eventually::until,
+    policy::rule_of_path,
+    redis_cluster::RedisCluster,
+    redis_server::RedisServer,
+    window::{DAY, await_room},
+};
 use serde_json::json;
 
 use crate::{WAIT, ask, node, runtime, until_sent, until_whole};
 
 const LIMIT: usize = 5;
+const PER_DAY: &str = "scope = \"user\"\nlimit = 5\nwindow = \"1d\"";
 
 #[derive(Clone, Copy, Debug)]
 enum Loss {
@@ -26,11 +34,8 @@ fn policy() -> String {
     let mut text = String::new();
     for rule in rules() {
         let (precision, algorithm) = rule.split_once('-').expect("both");
-        text.push_str(&format!(
-            "[[endpoints]]\nname = \"{rule}\"\nmatch = [\"/{rule}\"]\n\
-             [[rules]]\nid = \"{rule}\"\nendpoint = \"{rule}\"\nprecision = \"{precision}\"\n\
-             algorithm = \"{algorithm}\"\nscope = \"user\"\nlimit = {LIMIT}\nwindow = \"1d\"\n"
-        ));
+        let more = format!("precision = \"{precision}\"\nalgorithm = \"{algorithm}\"\n{PER_DAY}");
+        text.push_str(&rule_of_path(&rule, &more));
     }
     text
 }
@@ -42,10 +47,10 @@ enum Servers {
 }
 
 impl Servers {
-    fn urls(&self) -> String {
+    fn access(&self) -> String {
         match self {
-            Self::One(server) => format!("urls = [\"{}\"]\n", server.url()),
-            Self::Cluster(servers) => format!("urls = {:?}\nmode = \"cluster\"\n", servers.urls()),
+            Self::One(server) => server.access(),
+            Self::Cluster(servers) => servers.access(),
         }
     }
 
@@ -68,6 +73,10 @@ impl Servers {
     }
 }
 
+fn refills(agent: &Agent<'_>) -> f64 {
+    agent.metric("limiter_sync_refills_total")
+}
+
 #[test]
 fn what_a_server_loses_is_noticed_while_clients_are_quiet() {
     let runtime = runtime();
@@ -80,11 +89,12 @@ fn what_a_server_loses_is_noticed_while_clients_are_quiet() {
         (3, 2, Loss::RestartedEmpty),
     ] {
         let what = format!("{server} of {primaries}, {loss:?}");
+        await_room(DAY);
         let mut servers = match primaries {
             1 => Servers::One(runtime.block_on(RedisServer::start())),
             count => Servers::Cluster(runtime.block_on(RedisCluster::start(count))),
         };
-        let setups = ["a", "b"].map(|name| node(name, &servers.urls(), &policy()));
+        let setups = ["a", "b"].map(|name| node(name, &servers.access(), &policy()));
         let [a, b] = setups.each_ref().map(Setup::start);
         for agent in [&a, &b] {
             until_whole(agent);
@@ -117,6 +127,9 @@ fn what_a_server_loses_is_noticed_while_clients_are_quiet() {
             (runtime.block_on(servers.counters()) == before).then_some(())
         });
         until_sent(&a);
+        for agent in [&a, &b] {
+            until(&format!("{what}: both have noticed"), WAIT, || (refills(agent) > 0.0).then_some(()));
+        }
         for user in &users {
             for rule in rules() {
                 // Who has never heard of a client cannot know it yet.
@@ -131,7 +144,7 @@ fn what_a_server_loses_is_noticed_while_clients_are_quiet() {
         }
         for (agent, setup) in [&a, &b].into_iter().zip(&setups) {
             until_whole(agent);
-            assert_eq!(agent.metric("limiter_sync_refills_total"), 1.0, "{what}: {}", setup.log());
+            assert_eq!(refills(agent), 1.0, "{what}: {}", setup.log());
             let log = setup.log();
             let lines: Vec<&str> =
                 log.lines().filter(|line| line.contains("sending its live counters again")).collect();

@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use limiter_tests::{agent::Agent, eventually::until, redis_cluster::RedisCluster, redis_server::RedisServer};
+use limiter_tests::{
+    agent::Agent,
+    eventually::until,
+    redis_cluster::RedisCluster,
+    redis_server::RedisServer,
+    window::{HOUR, await_room},
+};
 use limiter_user::{clock::Stopwatch, store::redis::ACL_RULES};
 use serde_json::json;
 
@@ -59,14 +65,16 @@ fn is_allowed(agent: &Agent<'_>, question: &serde_json::Value) -> bool {
 #[test]
 fn a_restarted_agent_knows_what_was_used_with_its_first_answer() {
     let runtime = runtime();
+    // The windows of an hour begin when that of the day does, or later.
+    await_room(HOUR);
     for is_cluster in [false, true] {
         let (cluster, server) = match is_cluster {
             true => (Some(runtime.block_on(RedisCluster::start(3))), None),
             false => (None, Some(runtime.block_on(RedisServer::start()))),
         };
         let access = match (&cluster, &server) {
-            (Some(cluster), _) => format!("urls = {:?}\nmode = \"cluster\"\n", cluster.urls()),
-            (None, Some(server)) => format!("urls = [\"{}\"]\n", server.url()),
+            (Some(cluster), _) => cluster.access(),
+            (None, Some(server)) => server.access(),
             (None, None) => unreachable!("one of them is there"),
         };
         let secret =
@@ -106,7 +114,7 @@ fn a_restarted_agent_knows_what_was_used_with_its_first_answer() {
 fn a_start_takes_over_no_more_than_it_may() {
     let runtime = runtime();
     let server = runtime.block_on(RedisServer::start());
-    let access = format!("urls = [\"{}\"]\n", server.url());
+    let access = server.access();
     let setup = node("a", &access, RULES);
     let agent = setup.start();
     for number in 0..3000 {
@@ -152,8 +160,7 @@ fn a_start_takes_over_no_more_than_it_may() {
 fn of_a_cluster_the_shard_that_came_back_empty_is_filled_again() {
     let runtime = runtime();
     let servers = runtime.block_on(RedisCluster::start(3));
-    let access = format!("urls = {:?}\nmode = \"cluster\"\n", servers.urls());
-    let setup = node("a", &access, RULES);
+    let setup = node("a", &servers.access(), RULES);
     let agent = setup.start();
     until_whole(&agent);
     let users: Vec<String> = (0..60).map(|number| format!("u{number}")).collect();

@@ -15,10 +15,7 @@ use limiter_user::{
     store::{Charge, redis::RedisConfig},
 };
 
-use super::{
-    leased::script_calls,
-    strict::{fleet, hammer, patient, rule},
-};
+use super::strict::{fleet, hammer, patient, rule};
 
 const WAIT: Duration = Duration::from_secs(20);
 /// As long a denial may outlast what others give back.
@@ -41,13 +38,13 @@ async fn an_abusive_client_does_not_reach_redis_each_time() {
             if denied.kind == Kind::Denied { Ok(()) } else { Err(denied.kind) }
         })
         .await;
-        let (before, watch) = (script_calls(&server).await, Stopwatch::start());
+        let (before, watch) = (server.script_calls().await, Stopwatch::start());
         let mut asked = 0_u64;
         while watch.elapsed() < Duration::from_secs(1) {
             assert_eq!(hammer(&nodes, 4, 100, &subject).await, 0, "{precision}");
             asked += 800;
         }
-        let (elapsed, made) = (watch.elapsed(), script_calls(&server).await - before);
+        let (elapsed, made) = (watch.elapsed(), server.script_calls().await - before);
         // One of each node in that time, of each of the tasks that ask at once when it is over, and its heartbeats.
         let rounds = u64::try_from(elapsed.as_millis() / REMEMBERED.as_millis()).unwrap() + 2;
         assert!(made <= 2 * (rounds * 4 + elapsed.as_secs() + 2), "{precision}: {made} calls for {asked} requests");
@@ -85,7 +82,8 @@ async fn what_is_given_back_can_be_used_here_at_once_and_elsewhere_soon() {
 /// that is over.
 async fn nobody_is_denied_wrongly(node: Arc<FleetNode>, subject: Subject, seed: u64) -> (u64, u64) {
     let (mut random, watch, mut allowed, mut denied) = (Random::new(seed), Stopwatch::start(), 0, 0);
-    while watch.elapsed() < Duration::from_secs(4) {
+    // On a machine that is busy, until there is enough to tell by.
+    while watch.elapsed() < Duration::from_secs(4) || (denied <= 50 && watch.elapsed() < WAIT) {
         let cost = random.below(3_u64) + 1;
         let begin = Stopwatch::start();
         let decision = ask(&node, &subject, cost, Charge::Commit).await;

@@ -12,6 +12,7 @@ use limiter_tests::{
     fleet_node::{FleetNode, user},
     redis_cluster::RedisCluster,
     redis_server::RedisServer,
+    window::{HOUR, await_room},
 };
 use limiter_user::{
     limiter::{Kind, Subject},
@@ -33,7 +34,9 @@ pub(crate) fn patient(mut config: RedisConfig) -> RedisConfig {
     config
 }
 
+/// Of a window of an hour, which is not about to end.
 pub(crate) fn rule(id: &str, scope: &str, precision: &str, limit: u64, more: &str) -> String {
+    await_room(HOUR);
     format!(
         "[[rules]]\nid = \"{id}\"\nscope = \"{scope}\"\nprecision = \"{precision}\"\nlimit = {limit}\nwindow = \"1h\"\n{more}\n"
     )

@@ -3,7 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use limiter_common::sliding_window::Outcome;
-use limiter_tests::{eventually::eventually, redis_server::RedisServer};
+use limiter_tests::{
+    eventually::eventually,
+    redis_server::RedisServer,
+    window::{DAY, await_room},
+};
 use limiter_user::{
     clock::{Clock, SharedClock, Stopwatch},
     config::Secret,
@@ -14,12 +18,13 @@ use limiter_user::{
         sync::{SyncConfig, SyncState, SyncStatus, SyncWorker},
     },
 };
+use nix::sys::resource::{UsageWho, getrusage};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::behaviour::{MINUTE, cell, every, is_denied, user};
 
-const WAIT: Duration = Duration::from_secs(10);
+const WAIT: Duration = Duration::from_secs(30);
 const HOUR: u64 = 60 * MINUTE;
 
 /// What one agent has of the store layer.
@@ -57,11 +62,14 @@ impl Node {
         Self { clock, memory, status, redis, shutdown, worker }
     }
 
-    /// Decides one request; panics when that takes long enough to have waited for anything.
+    /// Decides one request; panics when that waits for anything long enough to be Redis. A thread that is only preempted, on a
+    /// machine that is busy, has not waited.
     pub(crate) fn decide(&self, cells: &[Cell]) -> (Outcome, u64) {
-        let watch = Stopwatch::start();
+        let waits = || getrusage(UsageWho::RUSAGE_THREAD).unwrap().voluntary_context_switches();
+        let (watch, before) = (Stopwatch::start(), waits());
         let answer = self.memory.decide(self.clock.now(), Charge::Commit, cells)[0];
-        assert!(watch.elapsed() < Duration::from_millis(50), "{:?}", watch.elapsed());
+        let is_quick = watch.elapsed() < Duration::from_millis(50);
+        assert!(is_quick || waits() == before, "{:?}", watch.elapsed());
         (answer.outcome, answer.remaining)
     }
 
@@ -118,29 +126,10 @@ impl Node {
     }
 }
 
-/// A day's window: what a test does is all in one, but for the second before midnight.
+/// A day's window: what a test does is all in one.
 pub(crate) fn daily(name: &str, ceiling: u64) -> [Cell; 1] {
+    await_room(DAY);
     [Cell { algorithm: Algorithm::sliding_window(24 * HOUR, ceiling), ..cell(user(name, "daily"), 0) }]
-}
-
-#[tokio::test]
-async fn a_key_used_on_both_nodes_is_limited_as_one() {
-    let server = RedisServer::start().await;
-    let nodes = [Node::start(&server), Node::start(&server)];
-    for node in &nodes {
-        node.until_connected().await;
-    }
-    let cells = daily("u", 100);
-    let mut allowed = 0;
-    eventually(WAIT, async || {
-        let answers = [nodes[0].decide(&cells).0, nodes[1].decide(&cells).0];
-        allowed += answers.iter().filter(|&&answer| answer == Outcome::Allowed).count();
-        if answers.into_iter().all(is_denied) { Ok(()) } else { Err(answers) }
-    })
-    .await;
-    // One request every 2 ms on each node. The bound of `async`: what each may have admitted since it last heard, which
-    // is one interval and a round trip. Twice the limit would be no sharing at all.
-    assert!((100..=160).contains(&allowed), "{allowed}");
 }
 
 #[tokio::test]
@@ -153,9 +142,11 @@ async fn a_node_that_sees_a_spent_key_for_the_first_time_denies_within_two_inter
     while a.decide(&cells).0 == Outcome::Allowed {}
     a.until_sent().await;
     assert_eq!(b.decide(&cells).0, Outcome::Allowed, "it cannot know yet");
-    let watch = Stopwatch::start();
+    let before = b.status.get().batches;
     eventually(WAIT, async || if is_denied(b.decide(&cells).0) { Ok(()) } else { Err("allowed") }).await;
-    assert!(watch.elapsed() < Duration::from_millis(2 * 50 + 50), "{:?}", watch.elapsed());
+    // Of each interval one.
+    let batches = b.status.get().batches - before;
+    assert!(batches <= 2, "{batches}");
 }
 
 #[tokio::test]
@@ -377,9 +368,15 @@ async fn windows_follow_redis_clock_not_the_hosts() {
     let nodes = [Node::start_ahead(&server, 5_000_000), Node::start_ahead(&server, -26 * 3_600_000_000)];
     for node in &nodes {
         node.until_connected().await;
-        let now: (u64, u64) = server.run(&["TIME"]).await;
-        let difference = node.clock.now().get().abs_diff(now.0 * 1_000_000 + now.1);
-        assert!(difference < 100_000, "{difference} us");
+        // However long the answer takes, it says a time between these two.
+        eventually(WAIT, async || {
+            let earliest = node.clock.now().get();
+            let now: (u64, u64) = server.run(&["TIME"]).await;
+            let (now, latest) = (now.0 * 1_000_000 + now.1, node.clock.now().get());
+            let is_right = earliest < now + 100_000 && now < latest + 100_000;
+            if is_right { Ok(()) } else { Err((earliest, now, latest)) }
+        })
+        .await;
         node.hit(&cells);
     }
     for node in &nodes {
@@ -427,15 +424,11 @@ async fn an_idle_node_asks_redis_once_a_second_at_most() {
     let server = RedisServer::start().await;
     let node = Node::start(&server);
     node.until_connected().await;
-    let calls = async || {
-        let stats: String = server.run(&["INFO", "commandstats"]).await;
-        let time = stats.lines().find(|line| line.starts_with("cmdstat_time:")).map(str::to_owned);
-        time.and_then(|line| line.split(['=', ','].as_slice()).nth(1)?.parse::<u64>().ok()).unwrap_or(0)
-    };
-    let before = calls().await;
+    let calls = async || server.commands("time").await.calls;
+    let (watch, before) = (Stopwatch::start(), calls().await);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let after = calls().await;
-    assert!(after - before <= 1, "{before} {after}");
+    let (after, seconds) = (calls().await, watch.elapsed().as_secs());
+    assert!(after - before <= seconds + 1, "{before} {after}");
 }
 
 #[tokio::test]
@@ -444,6 +437,7 @@ async fn every_algorithm_is_shared() {
     let (a, b) = (Node::start(&server), Node::start(&server));
     a.until_connected().await;
     b.until_connected().await;
+    await_room(DAY);
     for (name, algorithm) in every(1000, 24 * HOUR) {
         let cells = [Cell { algorithm, ..cell(user("u", name), 0) }];
         for _ in 0..300 {
@@ -495,4 +489,29 @@ async fn buckets_recover_after_redis_was_killed_and_came_back_empty() {
     server.restart().await;
     a.until_remaining(&cells, 700).await;
     b.until_remaining(&cells, 700).await;
+}
+
+/// How far nodes get above a limit is a matter of time.
+mod alone {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_used_on_both_nodes_is_limited_as_one() {
+        let server = RedisServer::start().await;
+        let nodes = [Node::start(&server), Node::start(&server)];
+        for node in &nodes {
+            node.until_connected().await;
+        }
+        let cells = daily("u", 100);
+        let mut allowed = 0;
+        eventually(WAIT, async || {
+            let answers = [nodes[0].decide(&cells).0, nodes[1].decide(&cells).0];
+            allowed += answers.iter().filter(|&&answer| answer == Outcome::Allowed).count();
+            if answers.into_iter().all(is_denied) { Ok(()) } else { Err(answers) }
+        })
+        .await;
+        // One request every 2 ms on each node. The bound of `async`: what each may have admitted since it last heard, which
+        // is one interval and a round trip. Twice the limit would be no sharing at all.
+        assert!((100..=160).contains(&allowed), "{allowed}");
+    }
 }

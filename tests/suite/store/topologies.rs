@@ -18,7 +18,7 @@ use limiter_user::{
         At, Cell, Charge, Store as _,
         memory::MemoryStore,
         recovery::recover,
-        redis::{Certificates, RedisConfig, RedisStore, Topology, redis_key},
+        redis::{ACL_RULES, Certificates, RedisConfig, RedisStore, Topology, redis_key},
     },
 };
 
@@ -325,8 +325,8 @@ async fn a_user_with_the_rights_of_the_documentation_is_enough() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("redis.sock");
     let server = RedisServer::start_with(&["--unixsocket", socket.to_str().unwrap()]).await;
-    let rights: Vec<&str> = limiter_user::store::redis::ACL_RULES.split(' ').collect();
-    let () = server.run(&[&["ACL", "SETUSER", "limiter", "reset", "on", ">pw"], &rights[..]].concat()).await;
+    let rights: Vec<&str> = ACL_RULES.split(' ').collect();
+    server.set_user("limiter", "pw", ACL_RULES).await;
     let mut config = RedisConfig::new(server.url());
     config.timeout = Duration::from_secs(5);
     config.username = Some("limiter".to_owned());
@@ -342,7 +342,7 @@ async fn a_user_with_the_rights_of_the_documentation_is_enough() {
     // Each right is needed: without it something is refused.
     for right in &rights {
         let without: Vec<&str> = rights.iter().copied().filter(|other| other != right).collect();
-        let () = server.run(&[&["ACL", "SETUSER", "less", "reset", "on", ">pw"], &without[..]].concat()).await;
+        server.set_user("less", "pw", &without.join(" ")).await;
         let mut less = config.clone();
         less.username = Some("less".to_owned());
         let () = server.run(&["SCRIPT", "FLUSH"]).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use limiter_common::sliding_window::Outcome;
 use limiter_tests::{
     chaos, chaos_proxy::ChaosProxy, eventually::eventually, random::Random, redis_server::RedisServer,
+    window::await_room,
 };
 use limiter_user::{
     clock::{Clock as _, Stopwatch},
@@ -26,7 +27,7 @@ const CEILING: u64 = 3000;
 /// Of a counter, so that none is denied and logs stay short.
 const MOST: u64 = 400;
 const USERS: usize = 12;
-const WAIT: Duration = Duration::from_secs(10);
+const WAIT: Duration = Duration::from_secs(30);
 
 struct Counter {
     cell: Cell,
@@ -48,6 +49,7 @@ fn counters() -> Vec<Counter> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_admitted_is_counted_once_whatever_the_network_does() {
     let seed = chaos::seed();
+    await_room(Duration::from_micros(WINDOW_US));
     let server = RedisServer::start().await;
     let proxy = ChaosProxy::start(server.port(), seed).await;
     let nodes = [(); 3].map(|()| Node::start_with(&RedisConfig::new(proxy.url()), 0));

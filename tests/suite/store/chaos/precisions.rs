@@ -11,6 +11,7 @@ use limiter_tests::{
     fleet_node::{FleetNode, user},
     random::Random,
     redis_server::RedisServer,
+    window::await_room,
 };
 use limiter_user::{
     clock::Stopwatch,
@@ -131,6 +132,7 @@ async fn drive(node: Arc<FleetNode>, paths: Vec<String>, mut random: Random, sha
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_of_all_precisions_count_what_they_admit_whatever_the_network_does() {
     let seed = chaos::seed();
+    await_room(Duration::from_micros(WINDOW_US));
     let duration = chaos::duration(Duration::from_secs(8));
     let server = RedisServer::start().await;
     let rules = rules();
@@ -176,6 +178,11 @@ async fn nodes_of_all_precisions_count_what_they_admit_whatever_the_network_does
     for rule in &rules {
         let path = paths.iter().position(|path| *path == rule.path).unwrap();
         // A call that Redis has carried out, and whose answer was lost, is counted by the node as well: never too little.
+        assert!(
+            taken[path].iter().sum::<u64>() > 0,
+            "seed {seed}: {} admitted nothing, and so counted nothing",
+            rule.id
+        );
         let most_twice = if rule.precision == "strict" { 3 * unanswered(&rule.id) } else { 0 };
         for (client, taken) in taken[path].iter().enumerate() {
             let key = counter_of(&format!("u{client}"), &rule.id);
