@@ -307,10 +307,11 @@ fn tell(call: &mut Cmd, totals: &OwnTotals) {
 
 /// What a call of `sync.lua` said, by counter.
 pub(super) fn by_counter(reply: Value, counters: usize) -> Result<Vec<Value>, Misfit> {
-    match reply {
-        Value::Array(replies) if replies.len() == counters => Ok(replies),
-        Value::Array(replies) => Err(format!("{} replies for {counters} counters", replies.len())),
-        other => Err(format!("{other:?}")),
+    let Value::Array(replies) = reply else { return Err(format!("{reply:?}")) };
+    if replies.len() == counters {
+        Ok(replies)
+    } else {
+        Err(format!("{} replies for {counters} counters", replies.len()))
     }
 }
 
