@@ -56,6 +56,13 @@ impl Bits {
     fn clear(&mut self, slot: SlotIndex) {
         self.0[slot.get() / 64] &= !(1 << (slot.get() % 64));
     }
+
+    /// Clears a bit, and says whether it was set.
+    fn take(&mut self, slot: SlotIndex) -> bool {
+        let was_set = self.0[slot.get() / 64] & 1 << (slot.get() % 64) != 0;
+        self.clear(slot);
+        was_set
+    }
 }
 
 /// Place of a counter; valid until the next insertion or removal.
@@ -98,11 +105,14 @@ impl Line {
         self.slots.reserve(slots.saturating_sub(self.slots.len()));
     }
 
+    /// Says whether it was not in it.
     #[inline]
-    fn join(&mut self, slot: SlotIndex) {
-        if !self.waiting.set(slot) {
+    fn join(&mut self, slot: SlotIndex) -> bool {
+        let is_new = !self.waiting.set(slot);
+        if is_new {
             self.slots.push_back(slot);
         }
+        is_new
     }
 
     fn next(&mut self) -> Option<SlotIndex> {
@@ -184,6 +194,8 @@ pub(super) struct Shard {
     queue: Line,
     /// Counters that were charged once, the oldest first, and some that have been charged again since.
     newcomers: Line,
+    /// Slots in that line that another counter lives in by now, which is younger than its place says.
+    resettled: Bits,
     sweep_at: usize,
     /// State of an xorshift generator; it only has to be hard to guess from outside.
     random: u64,
@@ -207,6 +219,7 @@ impl Shard {
             index: Index::default(),
             queue: Line::default(),
             newcomers: Line::default(),
+            resettled: Bits::default(),
             sweep_at: 0,
             random: seed | 1,
             evicted: 0,
@@ -363,7 +376,9 @@ impl Shard {
         self.slots.put(slot, entry);
         let slots = &self.slots;
         self.index.insert(hash, slot, |slot| slots.hash_of(slot));
-        self.newcomers.join(slot);
+        if !self.newcomers.join(slot) {
+            self.resettled.set(slot);
+        }
         self.changes.came(hash);
         slot
     }
@@ -402,6 +417,7 @@ impl Shard {
         self.slots.grow();
         let slots = self.slots.blocks.len() * BLOCK;
         self.newcomers.reserve(slots);
+        self.resettled.reserve(slots);
         if self.shared {
             self.queue.reserve(slots);
         }
@@ -447,7 +463,9 @@ impl Shard {
         while self.newcomers.len() > kept
             && let Some(slot) = self.newcomers.next()
         {
-            if self.counter(slot).is_some_and(|counter| counter.charges() == NonZeroU8::MIN) {
+            if self.resettled.take(slot) {
+                self.newcomers.join(slot);
+            } else if self.counter(slot).is_some_and(|counter| counter.charges() == NonZeroU8::MIN) {
                 return Some(slot);
             }
         }
