@@ -290,9 +290,12 @@ impl Holding {
         } else {
             let most = demand.max(self.size).saturating_mul(2);
             self.size = in_time(horizon_us).clamp(need.min(most), most);
-            // Until the answer to the next question is there, and some more.
+            // Until the answer to the next question is there, and some more: requests do not come at even distances, and of a slow
+            // key a few are many.
             let lead_us = self.round_trip_us.saturating_mul(2).saturating_add(10_000 + terms.gather_us);
-            self.low = in_time(lead_us).min(self.size / 2);
+            let usual = in_time(lead_us);
+            let at_times = usual.saturating_add(1).isqrt().saturating_mul(2).saturating_add(1);
+            self.low = usual.saturating_add(at_times).min(self.size / 2);
         }
         (self.asked_us, self.demand) = (local_us.max(1), 0);
         let want = self.size.saturating_sub(left).max(need);
