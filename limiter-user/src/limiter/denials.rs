@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Rules that deny the same request beside the one that decides. Of more it is not remembered.
-const MAX_OTHERS: usize = 16;
+const MAX_OTHERS: usize = 32;
 /// No denial is remembered for longer without a look at its counters.
 const LONGEST_US: u64 = 3_600_000_000;
 
