@@ -61,16 +61,24 @@ struct Client {
     connection: Connection,
     path: &'static str,
     asked: u32,
+    /// From one request to the next: 0 of one that asks for the same user always.
+    step: u32,
 }
 
 impl Client {
     fn new(at: SocketAddr, path: &'static str) -> Self {
-        Self { connection: Connection::open(&Address::Tcp(at)).expect("the agent"), path, asked: 0 }
+        let connection = Connection::open(&Address::Tcp(at)).expect("the agent");
+        Self { connection, path, asked: 0, step: 1 }
+    }
+
+    /// Asks for one user alone.
+    fn of(at: SocketAddr, path: &'static str, user: u32) -> Self {
+        Self { asked: user, step: 0, ..Self::new(at, path) }
     }
 
     /// Returns whether it was allowed.
     fn ask(&mut self) -> bool {
-        self.asked += 1;
+        self.asked += self.step;
         let client = format!("198.51.100.{}", self.asked % USERS);
         let headers =
             [("X-Forwarded-For", client.as_str()), ("X-Forwarded-Uri", self.path), ("X-Forwarded-Method", "GET")];
@@ -168,8 +176,9 @@ fn main() {
 
 fn far_away(table: &mut Table, (precision, path): (&str, &'static str), near: &str, far: &str) {
     let policy = policy(&[(precision, precision, "local")]);
-    // Whoever wants each request decided there has to let it wait for so long.
-    let patience = if precision == "strict" { "timeout = \"500ms\"\n" } else { "" };
+    // Whoever wants requests decided there, or lent, has to let them wait for so long; see "How long `timeout` should be" in the
+    // README.
+    let patience = if precision != "async" { "timeout = \"500ms\"\n" } else { "" };
     let start = |redis: &str| setup(redis, "", &policy);
     let ((near, near_at), (far, far_at)) = (start(near), start(far));
     for setup in [&near, &far] {
@@ -181,8 +190,14 @@ fn far_away(table: &mut Table, (precision, path): (&str, &'static str), near: &s
     limiter_tests::eventually::until("both share", Duration::from_secs(20), || {
         (is_sharing(&near) && is_sharing(&far)).then_some(())
     });
+    // What was never asked for is asked about once; so is whose rate is not known yet. One client that waits for each answer
+    // would be a slow one for as long as it waits.
+    if precision != "strict" {
+        let mut users: Vec<Client> =
+            (0..USERS).flat_map(|user| [near_at, far_at].map(|at| Client::of(at, path, user))).collect();
+        measure(&mut users, 1, Load { interval: MODEST.interval * USERS, requests: MODEST.requests / USERS });
+    }
     let mut clients = [near_at, far_at].map(|at| Client::new(at, path));
-    // What was never asked for is asked about once; so is whose rate is not known yet.
     let load = if precision == "strict" { PATIENT } else { MODEST };
     measure(&mut clients, 1, load);
     let seen = measure(&mut clients, rounds(ROUNDS), load);
