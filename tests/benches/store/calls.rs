@@ -27,7 +27,7 @@ pub(crate) async fn measure() -> Vec<Row> {
             let cost = of_hundred_keys(precision, agents).await;
             let row = Row::new(format!("calls: {name}, for a thousand"), "calls", cost.calls).beside(&most);
             rows.push(row.goal(AT_MOST));
-            rows.push(Row::new(format!("counters told: {name}, for a thousand"), "counters", cost.scripts));
+            rows.push(Row::new(format!("scripts: {name}, for a thousand"), "scripts", cost.scripts));
         }
     }
     for precision in ["async", "leased"] {
